@@ -1,0 +1,53 @@
+"""The privacy account: budgets for ever, charges before releases, each release exactly once, on a hash chain."""
+
+from dpray.platform.privacy.ledger.account import Account
+from dpray.platform.privacy.ledger.attempt import Attempt, Release
+from dpray.platform.privacy.ledger.chain import Entry, Head
+from dpray.platform.privacy.ledger.errors import (
+    BudgetConflict,
+    BudgetExceeded,
+    KeyConflict,
+    LeaseLost,
+    LedgerError,
+    LedgerTampered,
+    ParticipantsChanged,
+    PlanConflict,
+    ReleaseLost,
+    RunClosed,
+    ValuePruned,
+)
+from dpray.platform.privacy.ledger.ledger import Ledger
+from dpray.platform.privacy.ledger.plan import Plan, PlannedRelease, ReleaseKey
+from dpray.platform.privacy.ledger.population import Population
+from dpray.platform.privacy.ledger.run import Run
+from dpray.platform.privacy.ledger.statement import ASSUMPTIONS, Amount, Claim, Line, Statement
+
+__all__ = [
+    "ASSUMPTIONS",
+    "Account",
+    "Amount",
+    "Attempt",
+    "BudgetConflict",
+    "BudgetExceeded",
+    "Claim",
+    "Entry",
+    "Head",
+    "KeyConflict",
+    "LeaseLost",
+    "Ledger",
+    "LedgerError",
+    "LedgerTampered",
+    "Line",
+    "ParticipantsChanged",
+    "Plan",
+    "PlanConflict",
+    "PlannedRelease",
+    "Population",
+    "Release",
+    "ReleaseKey",
+    "ReleaseLost",
+    "Run",
+    "RunClosed",
+    "Statement",
+    "ValuePruned",
+]

@@ -1,0 +1,76 @@
+"""A release on its way: charged, being computed, handed out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
+
+from dpray.platform.privacy.budget import to_mu
+from dpray.platform.privacy.ledger.chain import Head
+from dpray.platform.privacy.ledger.errors import LedgerError
+from dpray.platform.privacy.ledger.plan import ReleaseKey
+
+if TYPE_CHECKING:
+    from dpray.platform.privacy.ledger.run import Run
+
+
+@dataclass
+class Attempt:
+    """One computation of a charged release. There may be several (a crash, a zombie); the first stored value wins.
+
+    Attributes:
+        run, key: what is being released.
+        quanta: what was charged, in the release's own unit; None: without noise.
+        epoch: lease of the computation; clients refuse older ones.
+        head: end of the ledger's chain when this was charged or committed; an anchor for clients.
+        participants: the set an earlier computation committed to before its point of no return; None: none did. Where
+            there is one, the value is repeated byte for byte over that set, or the release is lost.
+        release: number of the entry that charged it.
+    """
+
+    run: Run = field(repr=False, compare=False)
+    key: ReleaseKey
+    quanta: int | None
+    epoch: int
+    head: Head
+    participants: frozenset[str] | None
+    release: int
+
+    @property
+    def mu(self) -> float:
+        """μ this release may spend, rounded down; ∞ without noise."""
+        return math.inf if self.quanta is None else to_mu(self.quanta)
+
+    def commit(self, participants: Iterable[str]) -> Head:
+        """Record durably who takes part, before anything can be seen: the last step before the point of no return.
+
+        The same set again changes nothing. Returns the head of the chain, for the clients' journals.
+
+        Errors: ParticipantsChanged on another set; LeaseLost if another process has opened the run; ReleaseLost,
+        RunClosed.
+        """
+        if isinstance(participants, str):
+            raise LedgerError(f"Participants are a set of client names; the one text {participants!r} was given.")
+        members = frozenset(participants)
+        if not members or not all(isinstance(member, str) and member for member in members):
+            raise LedgerError("Participants are a set of client names, at least one of them.")
+        self.head = self.run.commit(self, members)
+        self.participants = members
+        return self.head
+
+
+@dataclass(frozen=True, eq=False)
+class Release:
+    """A value that was handed out. `first`: computed just now; otherwise it is what the ledger had stored.
+
+    `value` is read-only: float64 or int64, as stored. `quanta` is what was charged, once.
+    """
+
+    key: ReleaseKey
+    value: NDArray[Any]
+    quanta: int | None
+    first: bool

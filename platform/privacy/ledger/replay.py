@@ -1,0 +1,201 @@
+"""The tables as the entries say they must be: an independent reading of the journal, for `verify`.
+
+`Replay.apply` takes the entries in order and keeps what each one means in plain Python; `Replay.tables` is then what
+every table must hold, cell by cell (stored bytes are compared by their digests). It shares no code with the
+transactions that wrote the tables, except how a charge is weighed for coarser units.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Table
+
+from dpray.platform.privacy.ledger import schema
+from dpray.platform.privacy.ledger.chain import canonical
+from dpray.platform.privacy.ledger.charging import factor
+from dpray.platform.privacy.ledger.plan import spend_of
+from dpray.platform.privacy.ledger.rows import Maxima
+from dpray.platform.privacy.mechanisms import Unit
+
+Cells = dict[str, Any]
+Key = tuple[Any, ...]
+Body = Mapping[str, Any]
+UNCOMPARED = {"released_values": frozenset({"data"}), "releases": frozenset({"participants"})}
+
+
+@dataclass
+class Replay:
+    """State after the entries applied so far. `participants` maps a release to the digest of its set."""
+
+    rows: dict[str, dict[Key, Cells]] = field(default_factory=lambda: {table.name: {} for table in schema.PROJECTIONS})
+    participants: dict[int, str] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    def apply(self, sequence: int, kind: str, body: Body) -> None:
+        """Take one entry: a wrong one adds to `problems`, a senseless one is a KeyError, ValueError or TypeError."""
+        handler: Callable[[int, Body], None] | None = getattr(self, f"_{kind}", None)
+        if handler is None:
+            raise ValueError(f"unknown kind {kind!r}")
+        handler(sequence, body)
+
+    def _ledger(self, sequence: int, body: Body) -> None:
+        if body["format"] != schema.FORMAT:
+            raise ValueError(f"format {body['format']} is not {schema.FORMAT}")
+
+    def _population(self, sequence: int, body: Body) -> None:
+        name = body["population"]
+        maxima = {key: body[key] for key in ("records_per_user", "records_per_client")}
+        self.rows["populations"][name,] = {"name": name, **maxima}
+
+    def _declare(self, sequence: int, body: Body) -> None:
+        self.rows["populations"][body["population"],].update(
+            {key: body[key] for key in ("records_per_user", "records_per_client") if key in body}
+        )
+
+    def _account(self, sequence: int, body: Body) -> None:
+        name, unit = body["population"], body["unit"]
+        spent = unbounded = reserved = 0
+        for release in self._of("releases", name):
+            quanta = spend_of(release["quanta"])
+            unbounded += quanta is None
+            spent += self._factor(name, unit, release["unit"]) * (quanta or 0)
+        for line in self._of("lines", name):
+            reserved += self._factor(name, unit, line["unit"]) * (spend_of(line["remaining"]) or 0)
+        amounts = {"spent": str(spent), "reserved": str(reserved), "unbounded": unbounded}
+        self.rows["accounts"][name, unit] = {
+            "population": name,
+            "unit": unit,
+            "kind": body["kind"],
+            **body["budget"],
+            **amounts,
+        }
+        if amounts != {key: body[key] for key in amounts}:
+            self.problems.append(f"Entry {sequence} opens an account with other amounts than its past releases cost.")
+        self._claim(sequence, body, "opened")
+        self._within(sequence, name, unit)
+
+    def _amend(self, sequence: int, body: Body) -> None:
+        self.rows["accounts"][body["population"], body["unit"]].update(body["budget"])
+        self._claim(sequence, body, body["reason"])
+        self._within(sequence, body["population"], body["unit"])
+
+    def _lease(self, sequence: int, body: Body) -> None:
+        key = body["population"], body["run"]
+        epoch = self.rows["runs"].get(key, {"epoch": 0})["epoch"] + 1
+        if epoch != body["epoch"]:
+            self.problems.append(
+                f"Entry {sequence} takes lease {body['epoch']} of run {key[1]!r}, lease {epoch} was next."
+            )
+        fresh = {"population": key[0], "name": key[1], "state": "open", "plan": None}
+        self.rows["runs"].setdefault(key, fresh)["epoch"] = epoch
+
+    def _reserve(self, sequence: int, body: Body) -> None:
+        name, run = body["population"], body["run"]
+        self.rows["runs"][name, run]["plan"] = body["plan"]
+        for label, mechanism, unit, quanta, steps in json.loads(body["plan"]):
+            key = (name, run, label, mechanism, unit)
+            cells = dict(zip(("population", "run", "label", "mechanism", "unit"), key, strict=True))
+            self.rows["lines"][key] = {**cells, "quanta": quanta, "remaining": quanta, "steps": steps}
+            self._reserved(sequence, name, unit, spend_of(quanta) or 0)
+
+    def _charge(self, sequence: int, body: Body) -> None:
+        name, unit, quanta = body["population"], body["unit"], spend_of(body["quanta"])
+        line = self.rows["lines"].get((name, body["run"], body["label"], body["mechanism"], unit))
+        aside = 0 if line is None else spend_of(line["remaining"]) or 0
+        own = min(aside, quanta or 0)
+        if line is not None and own:
+            line["remaining"] = str(aside - own)
+            self._reserved(sequence, name, unit, -own)
+        costs = {}
+        for account in self._of("accounts", name):
+            cost = None if quanta is None else self._factor(name, account["unit"], unit) * quanta
+            costs[account["unit"]] = "inf" if cost is None else str(cost)
+            account["spent"] = str(int(account["spent"]) + (cost or 0))
+            account["unbounded"] += cost is None
+            self._within(sequence, name, account["unit"])
+        if costs != body["costs"] or str(own) != body["from_plan"] or not costs:
+            self.problems.append(f"Entry {sequence} charges {body['costs']} where its release costs {costs}.")
+        columns = ("population", "run", "label", "mechanism", "step", "unit", "quanta", "request", "trust")
+        stamps = canonical(body["stamps"])
+        state = {"sequence": sequence, "stamps": stamps, "state": "charged", "participants": None, "reason": None}
+        self.rows["releases"][sequence,] = {**{key: body[key] for key in columns}, **state}
+
+    def _commit(self, sequence: int, body: Body) -> None:
+        release = self._moved(sequence, body, {"charged"}, "committed")
+        release["stamps"] = canonical(body["stamps"])
+        self.participants[body["release"]] = body["participants"]
+
+    def _store(self, sequence: int, body: Body) -> None:
+        release = self._moved(sequence, body, {"charged", "committed"}, "stored")
+        release["stamps"] = canonical(body["stamps"])
+        cells = {key: body[key] for key in ("dtype", "shape", "size", "digest", "place")}
+        self.rows["released_values"][body["release"],] = {"release": body["release"], **cells}
+
+    def _lose(self, sequence: int, body: Body) -> None:
+        self._moved(sequence, body, {"charged", "committed"}, "lost")["reason"] = body["reason"]
+
+    def _prune(self, sequence: int, body: Body) -> None:
+        for release in body["releases"]:
+            self.rows["released_values"][release,]["place"] = "pruned"
+
+    def _close(self, sequence: int, body: Body) -> None:
+        name, run = body["population"], body["run"]
+        self.rows["runs"][name, run]["state"] = "closed"
+        for line in self._of("lines", name):
+            remaining = spend_of(line["remaining"])
+            if line["run"] == run and remaining is not None:
+                line["remaining"] = "0"
+                self._reserved(sequence, name, line["unit"], -remaining)
+
+    def _of(self, table: str, population: str) -> list[Cells]:
+        return [cells for cells in self.rows[table].values() if cells["population"] == population]
+
+    def _factor(self, population: str, account: str, release: str) -> int:
+        cells = self.rows["populations"][population,]
+        maxima = Maxima(cells["records_per_user"], cells["records_per_client"])
+        return factor(population, Unit(account), Unit(release), maxima)
+
+    def _reserved(self, sequence: int, population: str, unit: str, quanta: int) -> None:
+        for account in self._of("accounts", population):
+            more = self._factor(population, account["unit"], unit) * quanta
+            account["reserved"] = str(int(account["reserved"]) + more)
+            self._within(sequence, population, account["unit"])
+
+    def _within(self, sequence: int, population: str, unit: str) -> None:
+        account = self.rows["accounts"][population, unit]
+        limit = spend_of(account["budget"])
+        if limit is not None and (account["unbounded"] or int(account["spent"]) + int(account["reserved"]) > limit):
+            self.problems.append(
+                f"Entry {sequence} takes the {unit} account of population {population!r} over its budget."
+            )
+
+    def _claim(self, sequence: int, body: Body, reason: str) -> None:
+        name, unit, budget = body["population"], body["unit"], body["budget"]
+        number = 1 + sum(cells["unit"] == unit for cells in self._of("claims", name))
+        self.rows["claims"][name, unit, number] = {
+            "population": name,
+            "unit": unit,
+            "number": number,
+            **{key: budget[key] for key in ("epsilon", "delta", "non_private")},
+            "reason": reason,
+            "releases": len(self._of("releases", name)),
+            "sequence": sequence,
+        }
+
+    def _moved(self, sequence: int, body: Body, before: set[str], after: str) -> Cells:
+        release = self.rows["releases"][body["release"],]
+        if release["state"] not in before:
+            self.problems.append(
+                f"Entry {sequence} makes release {body['release']} {after}; it was {release['state']}."
+            )
+        release["state"] = after
+        return release
+
+
+def primary_key(table: Table) -> tuple[str, ...]:
+    """Names of a table's primary key columns."""
+    return tuple(column.name for column in table.primary_key.columns)

@@ -1,0 +1,112 @@
+"""Tables of the ledger: an append-only, hash-chained journal, and projections of it that make charging fast.
+
+`entries` is the ledger. Everything else can be computed from it by replay (`replay.py`); `verify` does, and compares
+cell by cell. Amounts of μ² are decimal text, since quanta of 2⁻⁶⁰ pass 64 bits; an infinite amount is `inf`.
+
+| table | one row per |
+|---|---|
+| entries | thing that happened: `digest` covers sequence, time, kind, body and the digest before |
+| head | ledger: the last entry; its row lock orders all writers |
+| populations | population, with its declared public maxima |
+| accounts | (population, unit): budget in force, spent, reserved |
+| claims | budget an account has ever had, in order |
+| runs | (population, run): lease epoch, state, plan |
+| lines | planned release of a run: what is still set aside, in the release's own quanta |
+| releases | release key: charge, public request digest, state, participant set |
+| released_values | stored value: bytes, or the file that has them, and their hash |
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, Column, Integer, LargeBinary, MetaData, Table, Text, UniqueConstraint
+
+FORMAT = 1
+INFINITE = "inf"
+
+metadata = MetaData()
+_Integer = BigInteger().with_variant(Integer, "sqlite")
+
+
+def _name(column: str, *, key: bool = False) -> Column[str]:
+    return Column(column, Text, primary_key=key, nullable=False)
+
+
+def _count(column: str, *, key: bool = False, nullable: bool = False) -> Column[int]:
+    return Column(column, _Integer, primary_key=key, nullable=nullable, autoincrement=False)
+
+
+entries = Table(
+    "entries",
+    metadata,
+    _count("sequence", key=True),
+    *(_name(column) for column in ("at", "kind", "body", "previous", "digest")),
+)
+head = Table("head", metadata, _count("id", key=True), _count("sequence"), _name("digest"))
+populations = Table(
+    "populations",
+    metadata,
+    _name("name", key=True),
+    _count("records_per_user", nullable=True),
+    _count("records_per_client", nullable=True),
+)
+accounts = Table(
+    "accounts",
+    metadata,
+    _name("population", key=True),
+    _name("unit", key=True),
+    *(_name(column) for column in ("kind", "epsilon", "delta")),
+    _count("non_private"),
+    *(_name(column) for column in ("budget", "spent", "reserved")),
+    _count("unbounded"),
+)
+claims = Table(
+    "claims",
+    metadata,
+    _name("population", key=True),
+    _name("unit", key=True),
+    _count("number", key=True),
+    *(_name(column) for column in ("epsilon", "delta")),
+    _count("non_private"),
+    _name("reason"),
+    _count("releases"),
+    _count("sequence"),
+)
+runs = Table(
+    "runs",
+    metadata,
+    _name("population", key=True),
+    _name("name", key=True),
+    _count("epoch"),
+    _name("state"),
+    Column("plan", Text, nullable=True),
+)
+lines = Table(
+    "lines",
+    metadata,
+    *(_name(column, key=True) for column in ("population", "run", "label", "mechanism", "unit")),
+    _name("quanta"),
+    _name("remaining"),
+    _count("steps"),
+)
+releases = Table(
+    "releases",
+    metadata,
+    _count("sequence", key=True),
+    *(_name(column) for column in ("population", "run", "label", "mechanism")),
+    _count("step"),
+    *(_name(column) for column in ("unit", "quanta", "request", "trust", "stamps", "state")),
+    Column("participants", Text, nullable=True),
+    Column("reason", Text, nullable=True),
+    UniqueConstraint("population", "run", "label", "mechanism", "step"),
+)
+released_values = Table(
+    "released_values",
+    metadata,
+    _count("release", key=True),
+    *(_name(column) for column in ("dtype", "shape")),
+    _count("size"),
+    *(_name(column) for column in ("digest", "place")),
+    Column("data", LargeBinary, nullable=True),
+)
+
+PROJECTIONS = (populations, accounts, claims, runs, lines, releases, released_values)

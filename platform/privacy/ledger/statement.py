@@ -1,0 +1,210 @@
+"""What an account says to a reader: budget, spends by run and mechanism, what is left, and on which assumptions.
+
+ε does not add up: every amount is shown as a share of the budget's μ² (which does) and as the ε it amounts to alone.
+Spends are rounded up, what is left is rounded down.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sqlalchemy import Connection, func, select
+
+from dpray.platform.privacy import gdp
+from dpray.platform.privacy.budget import remaining_epsilon, to_mu
+from dpray.platform.privacy.ledger import rows, schema
+from dpray.platform.privacy.ledger.charging import factor, upper_mu
+from dpray.platform.privacy.ledger.plan import spend_of
+from dpray.platform.privacy.mechanisms import Unit
+
+RELATION = "replace-one"
+NOT_PRIVATE = "NOT PRIVATE (no noise)"
+ASSUMPTIONS = (
+    "Timing is out of scope: how long things take, and how often they are retried, is visible.",
+    "The loss of a process, host or network is independent of the data.",
+    "Counts (users, clients, records per client), feature widths and the set of classes are public by declaration.",
+    "How the data came to be split among clients is given, not protected.",
+    "Populations are disjoint people.",
+    "The float64 normal sampler is ideal.",
+    "The budget was fixed before the first release; a budget amended later is a new claim, listed as such.",
+)
+
+
+@dataclass(frozen=True)
+class Amount:
+    """An amount of μ².
+
+    Attributes:
+        quanta: in 2⁻⁶⁰; None: infinite.
+        mu: its square root. epsilon: ε at the account's δ of this amount alone.
+        share: of the budget's μ²; NaN where the budget is infinite.
+    """
+
+    quanta: int | None
+    mu: float
+    epsilon: float
+    share: float
+
+
+@dataclass(frozen=True)
+class Line:
+    """All releases of one (run, label, mechanism, trust mode): how many, how many of them lost, and what they cost."""
+
+    run: str
+    label: str
+    mechanism: str
+    unit: str
+    trust: str
+    steps: int
+    lost: int
+    amount: Amount
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A budget the account has had: since which entry, after how many releases, and why."""
+
+    epsilon: float
+    delta: float
+    non_private: bool
+    reason: str
+    releases_before: int
+    sequence: int
+
+
+@dataclass(frozen=True)
+class Statement:
+    """The statement of one account. `run` and `run_spent` are set when it was asked for one run: `lines` are then that
+    run's, while `spent`, `reserved` and `remaining` are always the account's: everything that led here."""
+
+    population: str
+    unit: str
+    kind: str
+    relation: str
+    epsilon: float
+    delta: float
+    mu: float
+    non_private: bool
+    spent: Amount
+    reserved: Amount
+    remaining: Amount
+    run: str | None
+    run_spent: Amount | None
+    lines: tuple[Line, ...]
+    trust: tuple[str, ...]
+    stamps: tuple[str, ...]
+    claims: tuple[Claim, ...]
+    assumptions: tuple[str, ...] = ASSUMPTIONS
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values; infinities and NaN as the text `inf` and `nan`."""
+        plain: dict[str, Any] = _finite(asdict(self))
+        return plain
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """The account's δ and limit, against which amounts are shown."""
+
+    delta: float
+    limit: int | None
+
+    def amount(self, quanta: int | None) -> Amount:
+        if quanta is None:
+            return Amount(None, math.inf, math.inf, math.nan if self.limit is None else math.inf)
+        mu = upper_mu(quanta) if quanta else 0.0
+        epsilon = gdp.epsilon(mu, self.delta) if quanta else 0.0
+        return Amount(quanta, mu, epsilon, math.nan if self.limit is None else quanta / self.limit)
+
+
+def draw_up(connection: Connection, population: str, unit: Unit, run: str | None) -> Statement:
+    """The statement of an account as the ledger stands.
+
+    Errors: LedgerError for a run the population does not have.
+    """
+    if run is not None:
+        rows.run(connection, population, run)
+    account = next(row for row in rows.accounts(connection, population) if row.unit is unit)
+    scale = _Scale(account.budget.delta, account.limit)
+    maxima = rows.maxima(connection, population)
+    query = _charged(population, run)
+    lines, total, noiseless = [], 0, 0
+    trusts: set[str] = set()
+    stamps: set[str] = set()
+    grouped: dict[tuple[str, ...], list[int]] = {}
+    for row in connection.execute(query):
+        cell = grouped.setdefault((row.run, row.label, row.mechanism, row.unit, row.trust), [0, 0, 0, 0])
+        each, count = spend_of(row.quanta), row.number
+        cell[0] += count
+        cell[1] += count if row.state == "lost" else 0
+        if each is None:
+            cell[3] += count
+        else:
+            cell[2] += each * factor(population, unit, Unit(row.unit), maxima) * count
+        trusts.add(row.trust)
+        stamps.update(json.loads(row.stamps))
+    for (name, label, mechanism, of, trust), (steps, lost, quanta, without) in sorted(grouped.items()):
+        lines.append(Line(name, label, mechanism, of, trust, steps, lost, scale.amount(None if without else quanta)))
+        total, noiseless = total + quanta, noiseless + without
+    if account.unbounded or account.budget.non_private:
+        stamps.add(NOT_PRIVATE)
+    return Statement(
+        population=population,
+        unit=str(unit),
+        kind=account.kind,
+        relation=RELATION,
+        epsilon=account.budget.epsilon,
+        delta=account.budget.delta,
+        mu=math.inf if account.limit is None else to_mu(account.limit),
+        non_private=account.budget.non_private,
+        spent=scale.amount(None if account.unbounded else account.spent),
+        reserved=scale.amount(account.reserved),
+        remaining=_remaining(account),
+        run=run,
+        run_spent=None if run is None else scale.amount(None if noiseless else total),
+        lines=tuple(lines),
+        trust=tuple(sorted(trusts)),
+        stamps=tuple(sorted(stamps)),
+        claims=_claims(connection, population, unit),
+    )
+
+
+def _charged(population: str, run: str | None) -> Any:
+    release = schema.releases.c
+    names = ("run", "label", "mechanism", "unit", "trust", "quanta", "state", "stamps")
+    columns = [release[name] for name in names]
+    query = select(*columns, func.count().label("number")).where(release.population == population).group_by(*columns)
+    return query if run is None else query.where(release.run == run)
+
+
+def _remaining(account: rows.AccountRow) -> Amount:
+    if account.limit is None:
+        return Amount(None, math.inf, math.inf, math.nan)
+    used = account.spent + account.reserved
+    left = max(account.limit - used, 0)
+    epsilon = remaining_epsilon(account.budget, used)
+    return Amount(left, to_mu(left) if left else 0.0, epsilon, left / account.limit)
+
+
+def _claims(connection: Connection, population: str, unit: Unit) -> tuple[Claim, ...]:
+    claim = schema.claims.c
+    query = select(schema.claims).where(claim.population == population, claim.unit == str(unit)).order_by(claim.number)
+    found = []
+    for row in connection.execute(query):
+        budget = rows.budget(row)
+        found.append(Claim(budget.epsilon, budget.delta, budget.non_private, row.reason, row.releases, row.sequence))
+    return tuple(found)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
