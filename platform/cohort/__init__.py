@@ -1,0 +1,26 @@
+"""Clients on Ray actors: what they hold, what they can be asked, and sums of their answers."""
+
+from dpray.platform.cohort.client import ClientTask, Records, Site, Stack
+from dpray.platform.cohort.cohort import Cohort, CohortHandle
+from dpray.platform.cohort.errors import ClientsRefused, CohortError, QuorumLost
+from dpray.platform.cohort.partition import partition
+from dpray.platform.cohort.queries import ClientUpdate, GradientSum, Query, Votes
+from dpray.platform.cohort.sums import ClientSum
+
+__all__ = [
+    "ClientSum",
+    "ClientTask",
+    "ClientUpdate",
+    "ClientsRefused",
+    "Cohort",
+    "CohortError",
+    "CohortHandle",
+    "GradientSum",
+    "Query",
+    "QuorumLost",
+    "Records",
+    "Site",
+    "Stack",
+    "Votes",
+    "partition",
+]

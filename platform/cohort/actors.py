@@ -1,0 +1,131 @@
+"""Clients on Ray: the actor that hosts them, and how it is started.
+
+The constructor keeps its argument and does nothing, so that it cannot fail; records are loaded on the first call, from
+an object reference (a pool's shard, a read-only view of shared memory) or by the site's loader. Ray rebuilds a lost
+actor from the same argument (`max_restarts=-1`) and the journal on disk holds what it must not forget; Ray never
+repeats a call by itself (`max_task_retries=0`), because calls draw noise.
+
+*Guarantee.* No method raises: what could hold private values, an exception's text above all, is not put into Ray's
+hands, and the process writes nothing to its standard streams, which Ray forwards. Ray itself is inside the trust
+boundary: whoever administers it can read an actor's memory.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import ray
+from threadpoolctl import threadpool_limits
+
+from dpray.platform.cohort.client import IntArray, Records, Stack
+from dpray.platform.cohort.confine import silence
+from dpray.platform.cohort.errors import CohortError
+from dpray.platform.cohort.host import Host, HostSpec, Message, Prepared, Ready, Refusal, Request, site_stack
+from dpray.platform.cohort.ticket import JournalRefused
+from dpray.platform.privacy.ledger import Head, ReleaseKey
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class PoolShard:
+    """Loads a pool host's records from Ray's object store: stacked arrays, without a copy."""
+
+    x: Any
+    y: Any
+    offsets: IntArray
+
+    def __call__(self) -> Stack:
+        """The shard; its arrays are read-only views of shared memory."""
+        x, y = ray.get([self.x, self.y])
+        return Stack(x, y, self.offsets)
+
+
+@dataclass(frozen=True)
+class SiteShard:
+    """Loads a site's records where the actor is."""
+
+    load: Callable[[], Records]
+    records: int
+
+    def __call__(self) -> Stack:
+        """The site's one shard."""
+        return site_stack(self.load, self.records)
+
+
+class ClientHost:
+    """The Ray actor around a `Host`; every method returns the host's answer or a `Refusal`."""
+
+    def __init__(self, spec: HostSpec) -> None:
+        self._spec = spec
+        self._host: Host | None = None
+
+    def ready(self) -> Ready | Refusal:
+        """Load, if that has not been done, and say so."""
+        return self._answer(lambda host: host.ready())
+
+    def contribute(self, request: Request) -> Message | Refusal:
+        """`Host.contribute`."""
+        return self._answer(lambda host: host.contribute(request))
+
+    def prepare(self, request: Request) -> Prepared | Refusal:
+        """`Host.prepare`."""
+        return self._answer(lambda host: host.prepare(request))
+
+    def reveal(
+        self, run: tuple[str, str], key: ReleaseKey, participants: tuple[str, ...], head: Head
+    ) -> list[Message] | Refusal:
+        """`Host.reveal`."""
+        return self._answer(lambda host: host.reveal(run, key, participants, head))
+
+    def evaluate(self, run: str, candidate: int, config: Mapping[str, Any]) -> int | Refusal:
+        """`Host.evaluate`."""
+        return self._answer(lambda host: host.evaluate(run, candidate, config))
+
+    def forget(self, run: str) -> Refusal | None:
+        """`Host.forget`."""
+        return self._answer(lambda host: host.forget(run))
+
+    def anchor(self) -> Head | Refusal | None:
+        """`Host.anchor`."""
+        return self._answer(lambda host: host.anchor())
+
+    def _answer(self, call: Callable[[Host], T]) -> T | Refusal:
+        try:
+            if self._host is None:
+                self._host = self._open()
+            return call(self._host)
+        except JournalRefused as refused:
+            return Refusal(refused.kind, refused.sentence)
+        except CohortError as refused:
+            return Refusal("load" if self._host is None else "query", str(refused))
+        except BaseException as error:  # its text may hold private values; its type is one of this package's own making
+            return Refusal("failed", f"A host of clients failed ({type(error).__name__}); no release was made by it.")
+
+    def _open(self) -> Host:
+        silence()
+        host = Host(self._spec)
+        threadpool_limits(limits=1)
+        if "torch" in sys.modules:
+            sys.modules["torch"].set_num_threads(1)
+        return host
+
+
+def start_host(spec: HostSpec, *, namespace: str, resources: Mapping[str, float] | None) -> Any:
+    """Create the actor of a host, named `spec.name` in `namespace`; it dies with the job.
+
+    Args:
+        spec: what it is made of.
+        namespace: the cohort's own.
+        resources: None for a pool (one CPU each); else the labels that pin a site's actor (no CPU, or the site's
+            trials and its clients would wait for each other).
+    """
+    placed: dict[str, Any] = {"num_cpus": 1} if resources is None else {"num_cpus": 0, "resources": dict(resources)}
+    return (
+        ray.remote(ClientHost)
+        .options(name=spec.name, namespace=namespace, max_restarts=-1, max_task_retries=0, **placed)
+        .remote(spec)
+    )

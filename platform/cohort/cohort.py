@@ -1,0 +1,312 @@
+"""The cohort: clients on Ray actors, asked together, answering with sums.
+
+| symbol | code           | meaning                                                                  |
+|--------|----------------|--------------------------------------------------------------------------|
+| n      | `len(clients)` | clients in the cohort                                                    |
+|        | `quorum`       | fewest clients that must answer, or a sum is refused                     |
+| n_min  | `n_min`        | max(quorum − colluders, 1): clients whose noise is counted on            |
+| d      |                | dimension of a message                                                   |
+
+    shards = {"a": Records(x[:90], y[:90]), "b": Records(x[90:], y[90:])}
+    with Cohort(task, shards, state_dir="dpray-sites") as cohort:
+        noise = cohort.noise_for(mechanism, mu, Regime.DISTRIBUTED)
+        release = run.release(key, query.describe(), mechanism, quanta,
+                              lambda attempt: cohort.sum(attempt, query, mechanism, Regime.DISTRIBUTED).pack())
+
+A pool (`Records` given) spreads virtual clients over a few actors, one vectorised pass each; a real site (`Site`
+given) is one actor, pinned by its resources, which loads its own records. Per sum the driver makes one call per actor
+and phase and moves O(actors · d).
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+from urllib.parse import quote
+
+import ray
+
+from dpray.platform.cohort.actors import PoolShard, SiteShard, start_host
+from dpray.platform.cohort.client import ClientTask, Records, Site, Stack
+from dpray.platform.cohort.dispatch import Dispatch
+from dpray.platform.cohort.errors import CohortError
+from dpray.platform.cohort.host import HostSpec, Ready, Refusal, Request, marker_path, noisers
+from dpray.platform.cohort.layout import balanced, checked_clients, checked_resources, whole
+from dpray.platform.cohort.queries import Query, Terms
+from dpray.platform.cohort.secure_sum import SecureSum, Trusted
+from dpray.platform.cohort.sums import ClientSum, Members, central, shared
+from dpray.platform.privacy.budget import Budget
+from dpray.platform.privacy.ledger import Attempt, Head
+from dpray.platform.privacy.mechanisms import Mechanism, Regime
+from dpray.platform.privacy.noise import GridNoise, NoiseSource
+
+
+class Cohort:
+    """Clients on Ray actors. Builds on construction, starts on first use, ends with `close` or the `with` block.
+
+    Args:
+        task: what clients run.
+        shards: records by client (a pool), or a `Site` each.
+        actors: number of pool actors, one CPU each; `auto`: one a CPU of the cluster. Sites have one each.
+        state_dir: folder for journals, on the machine of each host. Keep it with the ledger: clients refuse an older
+            or another ledger than the one their journals have seen.
+        noise: source of noise; None: the operating system's. A seeded one is for tests and NOT PRIVATE.
+        quorum: fewest clients that must answer; None: all.
+        colluders: clients that may pool what they know with the server; their noise is not counted on.
+        cap: each client's own lifetime budget, counted at its site per release at the μ² of one record.
+        timeout: seconds to wait for a host's answer to one call.
+        limit: seconds one call of user code may take before its process is ended (see `confine`); None: timeout/8.
+
+    Raises:
+        CohortError: no clients, a client without records, records of different shapes, fewer clients than the quorum,
+            a quorum not above zero, negative colluders, resources the cluster does not have, numbers out of range.
+    """
+
+    def __init__(
+        self,
+        task: ClientTask,
+        shards: Mapping[str, Records] | Mapping[str, Site],
+        *,
+        actors: int | Literal["auto"] = "auto",
+        state_dir: Path | str,
+        noise: NoiseSource | None = None,
+        quorum: int | None = None,
+        colluders: int = 0,
+        cap: Budget | None = None,
+        timeout: float = 600.0,
+        limit: float | None = None,
+    ) -> None:
+        checked_clients(shards)
+        self.clients: tuple[str, ...] = tuple(shards)
+        self.counts: Mapping[str, int] = {
+            client: shard.records if isinstance(shard, Site) else len(shard) for client, shard in shards.items()
+        }
+        self.quorum = len(self.clients) if quorum is None else whole("quorum", quorum)
+        if self.quorum > len(self.clients):
+            raise CohortError(f"A quorum of {self.quorum} cannot be met by {len(self.clients)} clients: lower it.")
+        self.n_min = max(self.quorum - whole("colluders", colluders, least=0), 1)
+        if not timeout > 0 or not (limit is None or limit > 0):
+            raise CohortError("timeout and limit are numbers of seconds above zero.")
+        self._actors = actors if actors == "auto" else whole("actors", actors)
+        self._pool = {client: shard for client, shard in shards.items() if isinstance(shard, Records)}
+        self._sites = {client: shard for client, shard in shards.items() if isinstance(shard, Site)}
+        self._task, self._noise, self._cap = task, noise or NoiseSource(), cap
+        self._timeout, self._limit = timeout, timeout / 8 if limit is None else limit
+        self._folder = Path(state_dir).expanduser().absolute()
+        self._sum: SecureSum = Trusted()
+        self.sites = bool(self._sites)
+        self.terms = Terms(task.dimension, task.relative_error, len(self.clients), sum(self.counts.values()))
+        self._running: _Running | None = None
+        if self.sites and ray.is_initialized():
+            checked_resources(self._sites)
+
+    def __enter__(self) -> Cohort:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Cohort({len(self.clients)} clients, quorum {self.quorum}, {'sites' if self.sites else 'pool'})"
+
+    @property
+    def reproducible(self) -> bool:
+        """True if its noise is seeded: stamp every run NOT PRIVATE."""
+        return self._noise.reproducible
+
+    def trust(self, regime: Regime) -> str:
+        """Trust mode to show and to charge under: who may see what, including what is only simulated."""
+        if regime is Regime.CENTRAL:
+            return "central"
+        if regime is Regime.DISTRIBUTED:
+            return "distributed" if self._sum.hides_shares else "central (aggregator trusted, shares simulated)"
+        return "local" if self.sites else "local (clients simulated)"
+
+    def noise_for(self, mechanism: Mechanism, mu: float, regime: Regime) -> GridNoise:
+        """Noise of a μ-GDP release: σ once (central), σ/√n_min a client (distributed), σ a client (local)."""
+        return mechanism.noise(mu, noisers=noisers(regime, self.n_min))
+
+    def sum(self, attempt: Attempt, query: Query, mechanism: Mechanism, regime: Regime) -> ClientSum:
+        """Ask every client, and add up their messages and noise: one release's value.
+
+        Called inside `Run.release`'s compute (or between `charge` and `store`), never in anything that repeats itself.
+
+        *Guarantee.* For the mechanism's unit, with n_min honest clients' noise, the sum is `attempt.mu`-GDP against
+        everyone but the parties its trust mode names as trusted. Who took part and numbers of records are public.
+
+        Raises:
+            CohortError: query and mechanism do not fit each other, or the cohort; nothing was asked.
+            QuorumLost: too few clients answered; nothing was revealed, the same attempt can be made again.
+            ClientsRefused: a client's guard (lease, ledger head, cap, key).
+            ReleaseLost: the committed set cannot be repeated byte for byte.
+        """
+        query.check(mechanism, self.terms)
+        noise = self.noise_for(mechanism, attempt.mu, regime)
+        running = self._started()
+        run = attempt.run
+        request = Request(
+            population=run.population.name,
+            run=run.name,
+            key=attempt.key,
+            epoch=attempt.epoch,
+            head=attempt.head,
+            quanta=attempt.quanta,
+            query=query,
+            mechanism=mechanism,
+            regime=regime,
+            participants=None if attempt.participants is None else tuple(sorted(attempt.participants)),
+        )
+        if regime is Regime.CENTRAL:
+            return central(running.dispatch, running.members, attempt, request, noise, self._noise)
+        return shared(running.dispatch, running.members, attempt, request, noise, self._sum)
+
+    def evaluate(self, run: str, candidate: int, config: Mapping[str, Any]) -> int:
+        """Have every client train and score a candidate; scores stay at their sites. Returns how many clients answered.
+
+        Scores that are there already (same run, candidate and configuration) are not computed again.
+        """
+        return self.handle().evaluate(run, candidate, config)
+
+    def forget(self, run: str) -> None:
+        """Drop the clients' scores of a search that has ended."""
+        self._each("forget", run)
+
+    def anchors(self) -> tuple[Head, ...]:
+        """Newest ledger heads the clients have seen, for `Ledger.verify`."""
+        return tuple(answer for answer in self._each("anchor").values() if isinstance(answer, Head))
+
+    def handle(self) -> CohortHandle:
+        """What a trial needs: light and picklable; outlives restarts of the hosts, not the cohort."""
+        running = self._started()
+        return CohortHandle(running.dispatch, tuple(len(clients) for clients in running.members.hosts))
+
+    def start(self) -> None:
+        """Start the actors and wait until the quorum is there; nothing if they run already.
+
+        Raises:
+            CohortError: hosts cannot be placed, cannot load their records, or hold records of different shapes.
+        """
+        if self._running is not None:
+            return
+        if not ray.is_initialized():
+            ray.init(include_dashboard=False, log_to_driver=False)
+        name = f"dpray-cohort-{secrets.token_hex(8)}"
+        specs = self._site_specs(name) if self.sites else self._pool_specs(name)
+        resources = [site.resources for site in self._sites.values()] if self.sites else [None] * len(specs)
+        handles = [
+            start_host(spec, namespace=name, resources=placed) for spec, placed in zip(specs, resources, strict=True)
+        ]
+        dispatch = Dispatch(name, tuple(spec.name for spec in specs), self._timeout)
+        dispatch.adopt(handles)
+        members = Members(tuple(spec.clients for spec in specs), self.counts, self.quorum)
+        self._running = _Running(dispatch, members, handles, specs)
+        try:
+            self._check_ready(self._running)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the actors. Journals stay."""
+        running, self._running = self._running, None
+        if running is not None and ray.is_initialized():
+            for handle, spec in zip(running.handles, running.specs, strict=True):
+                ray.kill(handle)
+                marker_path(spec).unlink(missing_ok=True)  # here, if the host was: its end was no crash
+
+    def processes(self) -> dict[int, tuple[str, ...]]:
+        """Clients by the process that hosts them now."""
+        members = self._started().members
+        return {
+            answer.process: members.hosts[host]
+            for host, answer in self._each("ready").items()
+            if isinstance(answer, Ready)
+        }
+
+    def _each(self, method: str, *arguments: Any) -> dict[int, Any]:
+        running = self._started()
+        return running.dispatch.call(method, dict.fromkeys(range(len(running.handles)), arguments))
+
+    def _started(self) -> _Running:
+        self.start()
+        if self._running is None:  # pragma: no cover - `start` sets it or raises
+            raise CohortError("The cohort is not running.")
+        return self._running
+
+    def _check_ready(self, running: _Running) -> None:
+        answers = running.dispatch.call("ready", dict.fromkeys(range(len(running.handles)), ()))
+        for answer in answers.values():
+            if isinstance(answer, Refusal):
+                raise CohortError(answer.sentence)
+        up = running.members.of(answers)
+        if len(up) < self.quorum:
+            raise CohortError(
+                f"{len(up)} of {len(self.clients)} clients are up after {self._timeout:g} s, fewer than the quorum of "
+                f"{self.quorum}. A pool host takes one free CPU of the Ray cluster, a site's host the site's resources."
+            )
+        if len({answer.features for answer in answers.values() if isinstance(answer, Ready)}) > 1:
+            raise CohortError("The sites' records have different numbers of features: one task needs one schema.")
+
+    def _pool_specs(self, name: str) -> list[HostSpec]:
+        cpus = int(ray.cluster_resources().get("CPU", 1)) if self._actors == "auto" else int(self._actors)
+        specs = []
+        for index, clients in enumerate(balanced(self.counts, cpus)):
+            stack = Stack.of(self._pool[client] for client in clients)
+            shard = PoolShard(ray.put(stack.x), ray.put(stack.y), stack.offsets)
+            specs.append(self._spec(f"{name}-{index}", clients, shard, self._folder))
+        return specs
+
+    def _site_specs(self, name: str) -> list[HostSpec]:
+        checked_resources(self._sites)
+        specs = []
+        for index, (client, site) in enumerate(self._sites.items()):
+            shard = SiteShard(site.load, site.records)
+            specs.append(self._spec(f"{name}-{index}", (client,), shard, self._folder / quote(client, safe="")))
+        return specs
+
+    def _spec(self, name: str, clients: tuple[str, ...], shard: PoolShard | SiteShard, folder: Path) -> HostSpec:
+        return HostSpec(
+            name=name,
+            clients=clients,
+            task=self._task,
+            load=shard,
+            folder=str(folder),
+            terms=self.terms,
+            quorum=self.quorum,
+            n_min=self.n_min,
+            noise=self._noise,
+            cap=self._cap,
+            limit=self._limit,
+        )
+
+
+@dataclass(frozen=True)
+class CohortHandle:
+    """The part of a cohort that a Tune trial uses, from its own process."""
+
+    dispatch: Dispatch
+    sizes: tuple[int, ...]
+
+    def evaluate(self, run: str, candidate: int, config: Mapping[str, Any]) -> int:
+        """As `Cohort.evaluate`."""
+        every: Iterable[int] = range(len(self.sizes))
+        answers = self.dispatch.call("evaluate", dict.fromkeys(every, (run, candidate, dict(config))), patient=True)
+        for answer in answers.values():
+            if isinstance(answer, Refusal):
+                raise CohortError(answer.sentence)
+        return sum(int(answer) for answer in answers.values())
+
+
+@dataclass(frozen=True)
+class _Running:
+    dispatch: Dispatch
+    members: Members
+    handles: list[Any]
+    specs: list[HostSpec]

@@ -1,0 +1,130 @@
+"""User code on private data, confined: whatever it does, an ordinary answer comes out and nothing else.
+
+| what user code does                         | what the client answers             | what others can see |
+|---------------------------------------------|-------------------------------------|---------------------|
+| raises (SystemExit and KeyboardInterrupt too) | nothing: zero row, worst score     | nothing             |
+| returns NaN, another shape, another type    | the same                            | nothing             |
+| prints, warns, logs                         | as if it had not                    | nothing             |
+| kills the process, or runs out of memory    | after two deaths on one key the same | timing              |
+| never returns                               | killed at its time limit, then as above | timing          |
+
+A death cannot be caught, so it is remembered: a *marker* names the client whose code is running, in a file beside the
+journal that outlives the process (not the machine: a lost host is a dropout, not a crash). The rebuilt process reads it
+and the journal counts it. After `PATIENCE` deaths of one client on one key its code is not run for that key again;
+after `TOTAL_PATIENCE` deaths on one key no code is, so that a host always answers in the end.
+
+*Guarantee.* The content of an exception (message, traceback, cause) is never formatted, stored or sent. Not covered:
+timing, files or sockets that user code opens itself, and threads of its own that go on after it has returned.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+
+PATIENCE = 2
+"""Deaths of the process in one client's code, on one key, before that code is skipped."""
+TOTAL_PATIENCE = 6
+"""Deaths of the process on one key before all code is skipped."""
+EVERYONE = "*"
+"""The marker of a pass over all clients of a host at once; one death sends them one by one."""
+_RECORD = 4096
+
+
+def silence() -> None:
+    """Send standard output and error of this process to nowhere, for good: Ray would forward them to the driver."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):
+            continue
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for number in (1, 2):
+        os.dup2(nowhere, number)
+    os.close(nowhere)
+    sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - stays open as long as the process lives
+    sys.stderr = sys.stdout
+
+
+class Marker:
+    """The file that says on which key and in whose code this process is; 0600, not synced: it outlives a process."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def left(self) -> tuple[str, str] | None:
+        """(key, client) that a dead process left behind; None if it ended in peace."""
+        text = os.pread(self._file, _RECORD, 0).partition(b"\0")[0].decode(errors="replace")
+        key, separator, client = text.rpartition("\n")
+        return (key, client) if separator else None
+
+    def set(self, key: str, client: str) -> None:
+        """Say whose code starts now."""
+        os.pwrite(self._file, f"{key}\n{client}".encode()[: _RECORD - 1] + b"\0", 0)
+
+    def clear(self) -> None:
+        """Say that it has ended."""
+        os.pwrite(self._file, b"\0", 0)
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
+
+
+class Confinement:
+    """Runs the user's code for one key.
+
+    Args:
+        key: the release or rehearsal that is asked for.
+        marker: where deaths are noted; None: nowhere.
+        deaths: earlier deaths of the process on this key, by client.
+        limit: seconds one call may take; None: no limit. The kernel's alarm clock ends the process (SIGALRM), whatever
+            it is doing.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        marker: Marker | None = None,
+        deaths: Mapping[str, int] | None = None,
+        limit: float | None = None,
+    ) -> None:
+        self._key, self._marker, self._limit = key, marker, limit
+        self._deaths = dict(deaths or {})
+        self._exhausted = sum(self._deaths.values()) >= TOTAL_PATIENCE
+
+    def skips(self, client: str) -> bool:
+        """Whether this client's code is not to be run for this key any more."""
+        allowed = 1 if client == EVERYONE else PATIENCE
+        return self._exhausted or self._deaths.get(client, 0) >= allowed
+
+    def run(self, client: str, call: Callable[[], T]) -> T | None:
+        """The call's result, or None for whatever else may happen. The result is checked inside `call`, too."""
+        if self.skips(client):
+            return None
+        with self._watched(client):
+            try:
+                return call()
+            except BaseException:  # SystemExit and KeyboardInterrupt of user code are answers like all others
+                return None
+
+    @contextmanager
+    def _watched(self, client: str) -> Iterator[None]:
+        if self._marker is not None:
+            self._marker.set(self._key, client)
+        if self._limit is not None:
+            signal.setitimer(signal.ITIMER_REAL, self._limit)
+        try:
+            yield
+        finally:
+            if self._limit is not None:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            if self._marker is not None:
+                self._marker.clear()

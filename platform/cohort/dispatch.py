@@ -1,0 +1,154 @@
+"""One call to every host: repeated a bounded number of times where an actor died, and a dropout after that.
+
+| what happens                           | what is done                                                          |
+|----------------------------------------|-----------------------------------------------------------------------|
+| the actor's process dies in a call     | Ray rebuilds it; called again, at most `ATTEMPTS` times in all        |
+| no answer within the time limit        | dropout; later it must answer a ping first, within `GRACE` seconds    |
+| the node is lost, nowhere to rebuild   | dropout at the time limit                                             |
+| records cannot be loaded again         | dropout                                                               |
+| a guard refuses                        | `ClientsRefused`, with its sentence                                   |
+
+A repeated call is safe because nothing is seen before the journal has it. `ATTEMPTS` is above `confine.TOTAL_PATIENCE`,
+so a host whose *user code* keeps killing it answers in the end and is no dropout.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.exceptions import (
+    ActorDiedError,
+    GetTimeoutError,
+    NodeDiedError,
+    ObjectLostError,
+    OutOfMemoryError,
+    RayActorError,
+    WorkerCrashedError,
+)
+
+from dpray.platform.cohort.confine import TOTAL_PATIENCE
+from dpray.platform.cohort.host import Refusal
+
+ATTEMPTS = TOTAL_PATIENCE + 3
+GRACE = 5.0
+"""Seconds that a host which had dropped out gets to show that it is back."""
+_LOST = (RayActorError, WorkerCrashedError, OutOfMemoryError, NodeDiedError, ObjectLostError, GetTimeoutError)
+
+
+@dataclass
+class _Pending:
+    host: int
+    ping: bool
+    deadline: float | None
+
+
+@dataclass
+class Dispatch:
+    """Calls hosts by their actors' names; light and picklable, so that a trial can hold it.
+
+    Attributes:
+        namespace, names: where the hosts' actors are found.
+        timeout: seconds to wait for an answer.
+    """
+
+    namespace: str
+    names: tuple[str, ...]
+    timeout: float
+    _handles: dict[int, Any] = field(default_factory=dict, repr=False)
+    _absent: set[int] = field(default_factory=set)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_handles": {}, "_absent": set(self._absent)}
+
+    def adopt(self, handles: Sequence[Any]) -> None:
+        """Use these actor handles instead of looking them up."""
+        self._handles = dict(enumerate(handles))
+
+    def call(self, method: str, arguments: Mapping[int, tuple[Any, ...]], *, patient: bool = False) -> dict[int, Any]:
+        """Call `method` on the hosts of `arguments`; answers by host, dropouts left out.
+
+        Args:
+            patient: wait for a living host without limit (rehearsals: user code has a limit of its own); the limit is
+                then for a dead one to come back.
+        """
+        answers: dict[int, Any] = {}
+        attempts = dict.fromkeys(arguments, 0)
+        pending: dict[Any, _Pending] = {}
+        now = time.monotonic()
+        for host in arguments:
+            if host in self._absent:
+                self._submit(pending, host, None, now + min(GRACE, self.timeout))
+            else:
+                self._submit(pending, host, (method, arguments[host]), None if patient else now + self.timeout)
+        while pending:
+            for reference in self._next(pending):
+                state = pending.pop(reference)
+                try:
+                    answer = ray.get(reference)
+                except _LOST as error:
+                    attempts[state.host] += 1
+                    gone = state.ping and isinstance(error, ActorDiedError)  # Ray repeats a ping while it can rebuild
+                    if gone or attempts[state.host] >= ATTEMPTS:
+                        self._absent.add(state.host)
+                        continue
+                    self._submit(pending, state.host, None, state.deadline or time.monotonic() + self.timeout)
+                    continue
+                if not state.ping:
+                    answers[state.host] = answer
+                elif isinstance(answer, Refusal):
+                    self._absent.add(state.host)
+                else:
+                    back = state.host in self._absent
+                    self._absent.discard(state.host)
+                    deadline = time.monotonic() + self.timeout if back else state.deadline
+                    again = (method, arguments[state.host])
+                    self._submit(pending, state.host, again, None if patient else deadline)
+            self._give_up(pending)
+        for host in [host for host, answer in answers.items() if isinstance(answer, Refusal) and answer.kind == "load"]:
+            self._absent.add(host)
+            if method != "ready":
+                del answers[host]
+        return answers
+
+    def _submit(
+        self,
+        pending: dict[Any, _Pending],
+        host: int,
+        call: tuple[str, tuple[Any, ...]] | None,
+        deadline: float | None,
+    ) -> None:
+        """Send a call, or a ping that Ray repeats until the actor is there."""
+        try:
+            handle = self._handle(host)
+            if call is None:
+                reference = handle.ready.options(max_task_retries=-1).remote()
+            else:
+                reference = getattr(handle, call[0]).remote(*call[1])
+        except (*_LOST, ValueError):  # no actor of this name (any more)
+            self._absent.add(host)
+            return
+        pending[reference] = _Pending(host, call is None, deadline)
+
+    def _handle(self, host: int) -> Any:
+        if host not in self._handles:
+            self._handles[host] = ray.get_actor(self.names[host], namespace=self.namespace)
+        return self._handles[host]
+
+    def _next(self, pending: dict[Any, _Pending]) -> list[Any]:
+        deadlines = [state.deadline for state in pending.values() if state.deadline is not None]
+        wait = max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+        ready, rest = ray.wait(list(pending), num_returns=1, timeout=wait)
+        if ready and rest:
+            ready += ray.wait(rest, num_returns=len(rest), timeout=0)[0]
+        return list(ready)
+
+    def _give_up(self, pending: dict[Any, _Pending]) -> None:
+        now = time.monotonic()
+        for reference, state in list(pending.items()):
+            if state.deadline is not None and now >= state.deadline:
+                self._absent.add(state.host)
+                del pending[reference]

@@ -1,0 +1,379 @@
+"""A host: the clients of one actor, their records, journal and noise. Plain Python; `actors` puts it on Ray.
+
+| symbol  | code             | meaning                                                        | shape |
+|---------|------------------|----------------------------------------------------------------|-------|
+| u_i     | rows             | bounded message of client i                                    | (d,)  |
+| g       | `noise.grid`     | grid of the release                                            |       |
+| z_i     |                  | noise of client i, std `noise.share`                           | (d,)  |
+| m       | message          | Σ_i (round(u_i/g) + round(z_i/g)) over the host's clients      | (d,) int64 |
+
+A host trusts the driver with nothing it can work out itself: it calibrates the noise from mechanism, charge, regime and
+the number of clients *it* was told are counted on, checks that query and mechanism state the same sensitivity, counts
+what its clients spend, and keeps its journal. It says three kinds of thing: a `Refusal` with a sentence, an answer, or
+nothing (it is lost). Integer sums make the answer independent of how clients are laid out over hosts; rows of the
+one-by-one path are bit for bit the same in every layout, those of a vectorised pass as far as its BLAS calls are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpray.platform.cohort.client import ClientTask, FloatArray, IntArray, Records, Stack
+from dpray.platform.cohort.confine import Confinement, Marker
+from dpray.platform.cohort.errors import CohortError
+from dpray.platform.cohort.journal import SiteJournal
+from dpray.platform.cohort.queries import Query, Terms
+from dpray.platform.cohort.secure_sum import SecureSum, Trusted
+from dpray.platform.cohort.ticket import JournalRefused, Ticket, members_digest
+from dpray.platform.privacy.budget import Budget, ceil_quanta, to_mu
+from dpray.platform.privacy.ledger import Head, ReleaseKey
+from dpray.platform.privacy.ledger.plan import request_digest
+from dpray.platform.privacy.mechanisms import Mechanism, Regime
+from dpray.platform.privacy.noise import GridNoise, NoiseSource, to_grid
+
+_BLOCK = 1 << 22
+"""Numbers held at once: clients are taken in blocks of so many coordinates."""
+_FLUSH_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class HostSpec:
+    """Everything a host is made of, picklable; a rebuilt actor is made of it again.
+
+    Attributes:
+        name: names the host's marker file.
+        clients: its clients.
+        task: what they run.
+        load: gives their records, one `Records` a client, stacked.
+        folder: the site's folder, on the host's machine.
+        terms: what is public about the whole cohort.
+        quorum: fewest clients that may take part in a sum.
+        n_min: clients whose noise is counted on.
+        noise: source of noise; a seeded one also gives the clients' private seeds (tests).
+        cap: own lifetime budget of each client, or None.
+        limit: seconds for one call of user code, or None.
+    """
+
+    name: str
+    clients: tuple[str, ...]
+    task: ClientTask
+    load: Callable[[], Stack]
+    folder: str
+    terms: Terms
+    quorum: int
+    n_min: int
+    noise: NoiseSource
+    cap: Budget | None
+    limit: float | None
+
+
+@dataclass(frozen=True)
+class Request:
+    """A sum, as the driver asks for it. `participants`: the committed set, if there is one already."""
+
+    population: str
+    run: str
+    key: ReleaseKey
+    epoch: int
+    head: Head
+    quanta: int | None
+    query: Query
+    mechanism: Mechanism
+    regime: Regime
+    participants: tuple[str, ...] | None = None
+
+    @property
+    def mu(self) -> float:
+        """μ of the release; ∞ without noise."""
+        return float("inf") if self.quanta is None else to_mu(self.quanta)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A guard's answer: no private value in it. Kinds as `JournalRefused`, and `query`, `load`, `failed`."""
+
+    kind: str
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A host that is up: its process, and the schema of its records."""
+
+    process: int
+    features: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A host that can answer: what it sends before the commit, and the noise it counts with."""
+
+    sent: Any
+    noise: GridNoise
+
+
+@dataclass(frozen=True)
+class Message:
+    """Integers on the grid, summed over `clients` clients."""
+
+    steps: IntArray
+    clients: int
+
+
+@dataclass
+class _Held:
+    members: tuple[str, ...]
+    kept: IntArray
+    ticket: Ticket
+
+
+class Host:
+    """A host's clients, loaded. Methods answer or raise JournalRefused or CohortError, whose sentences may travel."""
+
+    def __init__(self, spec: HostSpec, secure_sum: SecureSum | None = None) -> None:
+        self._spec, self._sum = spec, secure_sum or Trusted()
+        self._shards = _loaded(spec)
+        self._journal = SiteJournal(Path(spec.folder) / "journal.db", spec.cap)
+        self._marker = Marker(marker_path(spec))
+        self._place = {client: index for index, client in enumerate(spec.clients)}
+        seeds = self._journal.enrol(spec.clients)
+        if spec.noise.reproducible:
+            seeds = {client: spec.noise.generator("private seed", client).bytes(32) for client in spec.clients}
+        self._seeds = seeds
+        self._held: dict[str, _Held] = {}
+        left = self._marker.left()
+        if left is not None:
+            self._journal.note_death(*left)
+            self._marker.clear()
+
+    def ready(self) -> Ready:
+        """Says that the host is up."""
+        return Ready(os.getpid(), self._shards.x.shape[1:])
+
+    def anchor(self) -> Head | None:
+        """Newest ledger head its clients have seen."""
+        return self._journal.anchor()
+
+    def close(self) -> None:
+        """Close the files."""
+        self._journal.close()
+        self._marker.close()
+
+    # sums
+
+    def contribute(self, request: Request) -> Message:
+        """Regime central: the clients' un-noised messages, added up; the trusted server adds the noise."""
+        ticket, noise = self._ticket(request)
+        self._journal.contribute(ticket, self._spec.clients)
+        steps = self._message(request, ticket, noise, self._spec.clients)
+        return Message(steps, len(self._spec.clients))
+
+    def prepare(self, request: Request) -> Prepared:
+        """First half of a sum under noise shares: make the message and hold it. Nothing of it can be seen yet."""
+        ticket, noise = self._ticket(request)
+        wanted = None if request.participants is None else set(request.participants)
+        members = [client for client in self._spec.clients if wanted is None or client in wanted]
+        members = list(self._journal.prepare(ticket, members))
+        steps = self._message(request, ticket, noise, members)
+        sealed = self._sum.prepare(steps)
+        self._held = {held: entry for held, entry in self._held.items() if entry.ticket.lease != ticket.lease}
+        self._held[_key(ticket)] = _Held(tuple(members), sealed.kept, ticket)
+        return Prepared(sealed.sent, noise)
+
+    def reveal(self, run: tuple[str, str], key: ReleaseKey, participants: tuple[str, ...], head: Head) -> list[Message]:
+        """Second half: after the commit, write the message down and give it out; again, the same bytes.
+
+        Args:
+            run: (population, run).
+            participants: the committed set.
+            head: end of the ledger's chain, commit included.
+        """
+        held = next((h for h in self._held.values() if _names(h.ticket) == (run, key)), None)
+        if held is None:
+            raise JournalRefused("again", "Prepare first: this host holds no message under the key.")
+        if len(participants) < self._spec.quorum:
+            raise CohortError(
+                f"{len(participants)} clients were committed, fewer than the quorum of {self._spec.quorum} that these "
+                "clients count on."
+            )
+        if not set(held.members) <= set(participants):
+            raise JournalRefused("again", "The committed set leaves out clients whose message was prepared.")
+        ticket, digest = replace(held.ticket, head=head), members_digest(participants)
+        kept = self._sum.reveal(held.kept, participants)
+        self._journal.reveal(ticket, digest, held.members, kept)
+        held.members = ()  # written down: from here on the journal answers
+        stored = self._journal.revealed(ticket, digest, self._spec.clients)
+        return [Message(each.message, len(each.members)) for each in stored]
+
+    def _ticket(self, request: Request) -> tuple[Ticket, GridNoise]:
+        """The request as this host understands it: its own noise, its own μ."""
+        mechanism, central = request.mechanism, request.regime is Regime.CENTRAL
+        request.query.check(mechanism, self._spec.terms)
+        noise = mechanism.noise(request.mu, noisers=noisers(request.regime, self._spec.n_min))
+        quanta = request.quanta
+        if quanta is not None:
+            quanta = max(quanta, ceil_quanta(mechanism.mu(noise.sigma)))
+        share = 0.0 if central else noise.share
+        public = {"request": request_digest(request.query.describe(), mechanism, quanta, str(request.regime))}
+        text = json.dumps([public, share.hex(), noise.grid.hex()])
+        names = (request.population, request.run, request.key.label, request.key.mechanism, request.key.step)
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        committed = request.participants is not None
+        return Ticket(*names, request.epoch, digest, share, quanta, request.head, committed), noise
+
+    def _message(self, request: Request, ticket: Ticket, noise: GridNoise, members: Sequence[str]) -> IntArray:
+        """Σ over members of their rows on the grid, and of their noise where they add it; (d,) int64."""
+        dimension = request.mechanism.dimension
+        total = np.zeros(dimension, dtype=np.int64)
+        confinement = self._confinement(_key(ticket))
+        for block in _blocks(members, dimension):
+            view = _View(self, block, confinement)
+            total += to_grid(request.query.messages(view), noise.grid).sum(axis=0)
+            if request.regime is not Regime.CENTRAL and noise.private:
+                total += self._noise(ticket, noise, block, dimension)
+        return total
+
+    def _noise(self, ticket: Ticket, noise: GridNoise, members: Sequence[str], dimension: int) -> IntArray:
+        source = self._spec.noise
+        if not source.reproducible:
+            return np.asarray(source.draw(noise, (len(members), dimension)).sum(axis=0), dtype=np.int64)
+        key = (ticket.population, ticket.run, ticket.label, ticket.mechanism, ticket.step)
+        total = np.zeros(dimension, dtype=np.int64)
+        for client in members:
+            total += source.draw(noise, dimension, *key, client)
+        return total
+
+    # the search
+
+    def evaluate(self, run: str, candidate: int, config: Mapping[str, Any]) -> int:
+        """Train and score a candidate at every client without a score of it; scores stay. Returns how many have one."""
+        digest = hashlib.sha256(json.dumps(dict(config), sort_keys=True, default=repr).encode()).hexdigest()
+        there = self._journal.scores(run, candidate, digest)
+        confinement = self._confinement(json.dumps(["score", run, candidate]))
+        new, kept_at = dict[str, float](), time.monotonic()
+        for client in self._spec.clients:
+            if client in there:
+                continue
+            new[client] = self._score(client, run, candidate, config, confinement)
+            if time.monotonic() - kept_at > _FLUSH_SECONDS:
+                self._journal.keep_scores(run, candidate, digest, new)
+                new, kept_at = {}, time.monotonic()
+        if new:
+            self._journal.keep_scores(run, candidate, digest, new)
+        return len(self._spec.clients)
+
+    def forget(self, run: str) -> None:
+        """Drop the scores of a search that has ended."""
+        self._journal.forget_scores(run)
+
+    def _score(
+        self, client: str, run: str, candidate: int, config: Mapping[str, Any], confinement: Confinement
+    ) -> float:
+        # One stream for all candidates: the same folds and rehearsal noise, so that scores differ by candidate alone.
+        records, rng = self._shards[self._place[client]], self.generator(client, "score", run)
+        task = self._spec.task
+        score = confinement.run(client, lambda: float(task.fit_and_score(deepcopy(config), records, rng)))
+        return score if score is not None and np.isfinite(score) else float("nan")
+
+    # what queries see
+
+    def generator(self, client: str, *key: str | int) -> np.random.Generator:
+        """A client's private generator for votes and rehearsals, never for noise; the same for the same key."""
+        text = json.dumps([client, *key]).encode()
+        secret = hashlib.blake2b(text, key=self._seeds[client], digest_size=32, person=b"dpray client").digest()
+        return np.random.default_rng(int.from_bytes(secret, "little"))
+
+    def scores(self, run: str, candidates: int, clients: Sequence[str]) -> FloatArray:
+        """(clients, p) scores of a run; NaN where there is none."""
+        rows, place = np.full((len(clients), candidates), np.nan), {name: i for i, name in enumerate(clients)}
+        for candidate, client, score in self._journal.all_scores(run):
+            if client in place and 0 <= candidate < candidates:
+                rows[place[client], candidate] = score
+        return rows
+
+    def shards(self, clients: Sequence[str]) -> Stack:
+        """The records of some clients."""
+        return self._shards.take([self._place[client] for client in clients])
+
+    @property
+    def task(self) -> ClientTask:
+        """What the clients run."""
+        return self._spec.task
+
+    def _confinement(self, key: str) -> Confinement:
+        return Confinement(key, self._marker, self._journal.deaths(key), self._spec.limit)
+
+
+class _View:
+    """Some of a host's clients: a `HostedClients`."""
+
+    def __init__(self, host: Host, names: Sequence[str], confinement: Confinement) -> None:
+        self._host, self.names, self.confinement = host, names, confinement
+        self.task, self.shards = host.task, host.shards(names)
+
+    def scores(self, run: str, candidates: int) -> FloatArray:
+        return self._host.scores(run, candidates, self.names)
+
+    def generator(self, client: str, *key: str | int) -> np.random.Generator:
+        return self._host.generator(client, *key)
+
+
+def marker_path(spec: HostSpec) -> Path:
+    """File of the host's marker (see `confine`)."""
+    return Path(spec.folder) / f"running-{spec.name}"
+
+
+def noisers(regime: Regime, n_min: int) -> int:
+    """How many parties' noise a release counts on: one server, one client, or n_min shares."""
+    return n_min if regime is Regime.DISTRIBUTED else 1
+
+
+def _loaded(spec: HostSpec) -> Stack:
+    """The records, or a sentence that tells nothing of them."""
+    try:
+        shards = spec.load()
+        fits = isinstance(shards, Stack) and len(shards) == len(spec.clients)
+    except BaseException:  # the loader is user code on private data, too
+        fits = False
+    if not fits:
+        raise CohortError(
+            f"The records of {_some(spec.clients)} could not be loaded, or are not as many as declared. Run the "
+            "loader at the site to see why: what it says stays there."
+        ) from None
+    return shards
+
+
+def _some(names: Sequence[str]) -> str:
+    return repr(names[0]) if len(names) == 1 else f"{names[0]!r} and {len(names) - 1} more clients"
+
+
+def _key(ticket: Ticket) -> str:
+    return json.dumps([ticket.series, ticket.step])
+
+
+def _names(ticket: Ticket) -> tuple[tuple[str, str], ReleaseKey]:
+    return (ticket.population, ticket.run), ReleaseKey(ticket.label, ticket.mechanism, ticket.step)
+
+
+def _blocks(members: Sequence[str], dimension: int) -> Iterator[Sequence[str]]:
+    size = max(1, _BLOCK // dimension)
+    for start in range(0, len(members), size):
+        yield members[start : start + size]
+
+
+def site_stack(load: Callable[[], Records], records: int) -> Stack:
+    """The one shard of a site, checked against the declared number of records."""
+    shard = load()
+    if not isinstance(shard, Records) or len(shard) != records:
+        raise CohortError("not as declared")
+    return Stack.of([shard])

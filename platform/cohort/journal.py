@@ -1,0 +1,304 @@
+"""The journal of a site: what its clients must remember whoever dies, and what they refuse because of it.
+
+| table    | what a client remembers                                                                      |
+|----------|----------------------------------------------------------------------------------------------|
+| meta     | newest ledger head it has seen (its *anchor*): an older or another ledger is refused          |
+| epochs   | newest lease of every run: an older one (a zombie driver) is refused                          |
+| clients  | μ² spent so far in quanta, against the site's own cap                                         |
+| groups   | lists of clients that answered together, by digest                                            |
+| messages | per key and group: prepared, revealed (with the message, byte for byte) or contributed        |
+
+**The point of no return.** A message is seen by nobody until `reveal` has committed its row, synced to disk, with key,
+participant set, noise and the message. From then on the key is answered with these bytes for this set, or refused.
+
+| held for a committed key     | what its client does                                                                 |
+|------------------------------|--------------------------------------------------------------------------------------|
+| a revealed message           | repeats it, for the same participants and request only                               |
+| `prepared`, nothing revealed | has shown nothing, the row comes before the message: draws one for the committed set |
+| nothing                      | not the journal that took part: refuses (lost); joins new keys only                  |
+
+So preparing leaves a durable row, and its noise share: a cohort that counts on another number of clients now cannot mix
+old shares with new ones. What the rule cannot see is a journal restored from a copy made between preparing and
+revealing; that needs the site to be untrue to itself.
+
+Hosts of one node share the file; every method is one transaction, on disk when it returns (see `site_file`).
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from dpray.platform.cohort.client import IntArray
+from dpray.platform.cohort.site_file import SiteFile
+from dpray.platform.cohort.ticket import JournalRefused, Stored, Ticket, members_digest
+from dpray.platform.privacy.budget import Budget
+from dpray.platform.privacy.ledger import Head
+
+KEPT_STEPS = 2
+"""Messages of so many steps of a series are kept; of older ones, whose values the ledger has, only the row is."""
+
+
+class SiteJournal(SiteFile):
+    """The journal in `path`; made, with mode 0600, if it is not there.
+
+    Args:
+        path: the file; its folder is made with mode 0700.
+        cap: what each client of this site spends at most over its life, counted per release at μ² of one record
+            (the finest unit: a client-level vote counts in full); None: no cap of its own.
+    """
+
+    def __init__(self, path: Path, cap: Budget | None = None) -> None:
+        super().__init__(path)
+        self._cap = cap
+        self._groups: dict[str, tuple[str, ...]] = {}
+
+    def spent(self, client: str) -> int | None:
+        """μ² in quanta this client has spent by its own count; None: infinitely much."""
+        row = self._database.execute("SELECT spent FROM clients WHERE client = ?", (client,)).fetchone()
+        return 0 if row is None else _quanta(row[0])
+
+    def anchor(self) -> Head | None:
+        """Newest ledger head these clients have seen."""
+        row = self._database.execute("SELECT value FROM meta WHERE name = 'anchor'").fetchone()
+        return None if row is None else Head(*json.loads(row[0]))
+
+    # sums
+
+    def prepare(self, ticket: Ticket, members: Sequence[str]) -> tuple[str, ...]:
+        """Note that `members` take part; returns those who have revealed nothing yet and need a message drawn.
+
+        Raises:
+            JournalRefused: stale, head, cap, conflict, or lost (a committed key of which this journal knows nothing).
+        """
+        with self._transaction() as database:
+            self._lease(database, ticket)
+            self._advance(database, ticket.head)
+            open_members, evidence = list(members), set[str]()
+            if not ticket.committed:  # then no earlier preparation has come to anything
+                database.execute(
+                    "DELETE FROM messages WHERE series = ? AND step = ? AND state = 'prepared' AND request != ?",
+                    (ticket.series, ticket.step, ticket.request),
+                )
+            for row in self._rows(database, ticket, members):
+                _same_request(ticket, row)
+                evidence.update(row.members)
+                if row.state == "revealed":
+                    gone = set(row.members)
+                    open_members = [client for client in open_members if client not in gone]
+            if ticket.committed and not evidence.issuperset(open_members):
+                raise JournalRefused(
+                    "lost",
+                    f"{ticket.words} was committed, and a client's journal knows nothing of it: it is new, or another "
+                    "one. The client joins new releases only.",
+                )
+            if open_members:
+                self._within_cap(database, ticket, open_members)
+                self._note(database, ticket, open_members, "prepared")
+        return tuple(open_members)
+
+    def reveal(self, ticket: Ticket, participants: str, members: Sequence[str], message: IntArray) -> None:
+        """Write down a message that is about to be seen: durable on return, charged to its clients, never changed.
+
+        Args:
+            participants: digest of the committed set (`members_digest`).
+            members: the clients whose messages `message` adds up; empty: nothing new to write.
+            message: (d,) int64.
+
+        Raises:
+            JournalRefused: stale, head, cap, conflict; `again` if one of the members has revealed meanwhile.
+        """
+        with self._transaction() as database:
+            self._lease(database, ticket)
+            self._advance(database, ticket.head)
+            taken = set[str]()
+            for row in self._rows(database, ticket, members):
+                if row.state == "prepared":
+                    continue
+                _same_request(ticket, row)
+                _same_participants(ticket, row, participants)
+                taken.update(row.members)
+            if not members:
+                return
+            if not taken.isdisjoint(members):
+                raise JournalRefused("again", f"{ticket.words} was revealed meanwhile: prepare it again.")
+            self._spend(database, ticket, members)
+            data = np.ascontiguousarray(message, dtype="<i8").tobytes()
+            self._note(database, ticket, members, "revealed", participants, data)
+            database.execute(
+                "UPDATE messages SET message = NULL WHERE series = ? AND step <= ? AND message IS NOT NULL",
+                (ticket.series, ticket.step - KEPT_STEPS),
+            )
+
+    def revealed(self, ticket: Ticket, participants: str, of: Sequence[str]) -> tuple[Stored, ...]:
+        """The messages revealed under this key whose first member (by name) is among `of`.
+
+        Several hosts share a journal and may be laid out anew after a restart; by this rule each message is sent once.
+
+        Raises:
+            JournalRefused: conflict (another set or request), lost (the message was dropped long ago).
+        """
+        mine, found = set(of), list[Stored]()
+        for row in self._rows(self._database, ticket, of):
+            if row.state != "revealed" or min(row.members) not in mine:
+                continue
+            _same_request(ticket, row)
+            _same_participants(ticket, row, participants)
+            where = (ticket.series, ticket.step, members_digest(row.members))
+            data = self._database.execute(
+                "SELECT message FROM messages WHERE series = ? AND step = ? AND members = ?", where
+            ).fetchone()[0]
+            if data is None:
+                raise JournalRefused("lost", f"{ticket.words} was revealed too long ago to be repeated.")
+            found.append(Stored(row.members, np.frombuffer(data, dtype="<i8").astype(np.int64)))
+        return tuple(found)
+
+    def contribute(self, ticket: Ticket, members: Sequence[str]) -> None:
+        """Note an un-noised contribution to a trusted server, charged once per key and client.
+
+        Raises:
+            JournalRefused: stale, head, cap, conflict.
+        """
+        with self._transaction() as database:
+            self._lease(database, ticket)
+            self._advance(database, ticket.head)
+            paid = set[str]()
+            for row in self._rows(database, ticket, members):
+                if row.state == "prepared":
+                    continue
+                _same_request(ticket, row)
+                paid.update(row.members)
+            new = [client for client in members if client not in paid]
+            if new:
+                self._spend(database, ticket, new)
+                self._note(database, ticket, members, "contributed")
+
+    # inside a transaction
+
+    def _lease(self, database: sqlite3.Connection, ticket: Ticket) -> None:
+        row = database.execute("SELECT epoch FROM epochs WHERE run = ?", (ticket.lease,)).fetchone()
+        if row is not None and ticket.epoch < row[0]:
+            raise JournalRefused(
+                "stale",
+                f"Run {ticket.run!r} was asked under lease {ticket.epoch}, and its clients have seen lease {row[0]}: "
+                "another process has opened the run since. End this one.",
+            )
+        if row is None or row[0] != ticket.epoch:
+            database.execute("INSERT OR REPLACE INTO epochs VALUES (?, ?)", (ticket.lease, ticket.epoch))
+
+    def _advance(self, database: sqlite3.Connection, head: Head) -> None:
+        row = database.execute("SELECT value FROM meta WHERE name = 'anchor'").fetchone()
+        seen = None if row is None else Head(*json.loads(row[0]))
+        if seen is not None and (head.sequence < seen.sequence):
+            raise JournalRefused(
+                "head",
+                f"The ledger ends at entry {head.sequence}, and these clients have seen entry {seen.sequence}: it is "
+                "an older copy, or another ledger. Use the newest one, or a state folder that belongs to this ledger.",
+            )
+        if seen is not None and head.sequence == seen.sequence and head.digest != seen.digest:
+            raise JournalRefused(
+                "head",
+                f"Entry {head.sequence} of the ledger is not the one these clients have seen: it was rewritten, or it "
+                "is another ledger. Use the right one, or a state folder that belongs to this ledger.",
+            )
+        if head != seen:
+            text = json.dumps([head.sequence, head.digest])
+            database.execute("INSERT OR REPLACE INTO meta VALUES ('anchor', ?)", (text,))
+
+    def _within_cap(self, database: sqlite3.Connection, ticket: Ticket, members: Sequence[str]) -> None:
+        if self._cap is not None:
+            for spent in _spent(database, members).values():
+                self._afford(ticket, spent)
+
+    def _afford(self, ticket: Ticket, spent: str) -> str:
+        total = None if ticket.quanta is None or spent == "inf" else int(spent) + ticket.quanta
+        limit = None if self._cap is None else self._cap.quanta
+        if self._cap is not None and limit is not None and (total is None or total > limit):
+            asked = "all of it and more" if ticket.quanta is None else f"{ticket.quanta / limit:.3g} of it"
+            before = "everything" if spent == "inf" else f"{int(spent) / limit:.3g}"
+            raise JournalRefused(
+                "cap",
+                f"{ticket.words} asks a client for more than its own cap ({self._cap}): {before} of its μ² is spent, "
+                f"and {asked} was asked.",
+            )
+        return "inf" if total is None else str(total)
+
+    def _spend(self, database: sqlite3.Connection, ticket: Ticket, members: Sequence[str]) -> None:
+        # Most clients of a group have spent the same: each amount is added up and compared once.
+        spent, totals = _spent(database, members), dict[str, str]()
+        for amount in set(spent.values()):
+            totals[amount] = self._afford(ticket, amount)
+        rows = [(totals[spent[client]], client) for client in members]
+        database.executemany("UPDATE clients SET spent = ? WHERE client = ?", rows)
+
+    def _note(
+        self,
+        database: sqlite3.Connection,
+        ticket: Ticket,
+        members: Sequence[str],
+        state: str,
+        participants: str | None = None,
+        message: bytes | None = None,
+    ) -> None:
+        digest = members_digest(tuple(members))
+        database.execute("INSERT OR IGNORE INTO groups VALUES (?, ?)", (digest, json.dumps(list(members))))
+        quanta = "inf" if ticket.quanta is None else str(ticket.quanta)
+        database.execute(
+            "INSERT OR REPLACE INTO messages VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (ticket.series, ticket.step, digest, state, ticket.request, ticket.share, quanta, participants, message),
+        )
+
+    def _rows(self, database: sqlite3.Connection, ticket: Ticket, members: Sequence[str]) -> list[_Row]:
+        """Rows of a key. The members of the group that asks need not be looked up."""
+        self._groups.setdefault(members_digest(tuple(members)), tuple(members))
+        query = "SELECT members, state, request, participants FROM messages WHERE series = ? AND step = ?"
+        found = []
+        for digest, *cells in database.execute(query, (ticket.series, ticket.step)).fetchall():
+            if digest not in self._groups:
+                row = database.execute("SELECT members FROM groups WHERE digest = ?", (digest,)).fetchone()
+                self._groups[digest] = tuple(json.loads(row[0]))
+            found.append(_Row(self._groups[digest], *cells))
+        return found
+
+
+@dataclass(frozen=True)
+class _Row:
+    members: tuple[str, ...]
+    state: str
+    request: str
+    participants: str | None
+
+
+def _same_request(ticket: Ticket, row: _Row) -> None:
+    if row.request != ticket.request:
+        raise JournalRefused(
+            "lost" if ticket.committed else "conflict",
+            f"{ticket.words} was answered for another request (query, noise, number of clients counted on): a key is "
+            "used for one request only.",
+        )
+
+
+def _same_participants(ticket: Ticket, row: _Row, participants: str) -> None:
+    if row.participants != participants:
+        raise JournalRefused(
+            "conflict",
+            f"{ticket.words} was revealed for one set of participants and asked for another: it is repeated over the "
+            "first set, byte for byte, or not at all.",
+        )
+
+
+def _spent(database: sqlite3.Connection, members: Sequence[str]) -> dict[str, str]:
+    if len(members) == 1:
+        found = dict(database.execute("SELECT client, spent FROM clients WHERE client = ?", tuple(members)))
+    else:
+        found = dict(database.execute("SELECT client, spent FROM clients"))
+    return {client: found[client] for client in members}
+
+
+def _quanta(text: str) -> int | None:
+    return None if text == "inf" else int(text)

@@ -1,0 +1,135 @@
+"""A site's file: one SQLite database of mode 0600 that outlives every process, shared by the hosts of a node.
+
+| table    | what a client remembers                                                                      |
+|----------|----------------------------------------------------------------------------------------------|
+| clients  | private seed, and μ² spent so far in quanta (see `journal`)                                   |
+| scores   | local scores of searches under way; they never leave                                          |
+| deaths   | clients whose code killed the process, by key (see `confine`)                                 |
+| meta, epochs, groups, messages | what `journal` guards                                                   |
+
+Every method is one transaction (BEGIN IMMEDIATE, write-ahead log, synchronous=FULL: on disk when it returns).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import os
+import secrets
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+_WAIT = 60.0
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS epochs (run TEXT PRIMARY KEY, epoch INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS clients (client TEXT PRIMARY KEY, seed BLOB NOT NULL, spent TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS groups (digest TEXT PRIMARY KEY, members TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS messages (
+    series TEXT NOT NULL, step INTEGER NOT NULL, members TEXT NOT NULL, state TEXT NOT NULL, request TEXT NOT NULL,
+    share REAL NOT NULL, quanta TEXT NOT NULL, participants TEXT, message BLOB,
+    PRIMARY KEY (series, step, members));
+CREATE TABLE IF NOT EXISTS scores (
+    run TEXT NOT NULL, candidate INTEGER NOT NULL, client TEXT NOT NULL, config TEXT NOT NULL, score REAL,
+    PRIMARY KEY (run, candidate, client)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS deaths (key TEXT NOT NULL, client TEXT NOT NULL, deaths INTEGER NOT NULL,
+    PRIMARY KEY (key, client)) WITHOUT ROWID;
+"""
+
+
+@contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    """One process at a time: hosts of a node start together, and SQLite does not wait for a file turning to WAL."""
+    handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+class SiteFile:
+    """The file at `path`; made, with mode 0600 in a folder of mode 0700, if it is not there."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        self._database = sqlite3.connect(path, timeout=_WAIT, isolation_level=None, check_same_thread=False)
+        with _alone(path.with_name(f".{path.name}.opening")):
+            self._database.execute("PRAGMA journal_mode=WAL")
+            self._database.execute("PRAGMA synchronous=FULL")
+            self._database.executescript(_SCHEMA)
+        folder = os.open(path.parent, os.O_RDONLY)
+        os.fsync(folder)
+        os.close(folder)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._database.close()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        self._database.execute("BEGIN IMMEDIATE")
+        try:
+            yield self._database
+        except BaseException:
+            self._database.execute("ROLLBACK")
+            raise
+        self._database.execute("COMMIT")
+
+    # who the clients are
+
+    def enrol(self, clients: Sequence[str]) -> dict[str, bytes]:
+        """Private 32-byte seeds by client, drawn from the operating system on first sight."""
+        with self._transaction() as database:
+            rows = [(client, secrets.token_bytes(32), "0") for client in clients]
+            database.executemany("INSERT OR IGNORE INTO clients VALUES (?, ?, ?)", rows)
+            found = dict(database.execute("SELECT client, seed FROM clients"))
+        return {client: found[client] for client in clients}
+
+    # local scores
+
+    def scores(self, run: str, candidate: int, config: str) -> dict[str, float]:
+        """Scores by client for one candidate of a run, of this configuration (a digest) only."""
+        query = "SELECT client, score FROM scores WHERE run = ? AND candidate = ? AND config = ?"
+        return {
+            client: float("nan") if score is None else score
+            for client, score in self._database.execute(query, (run, candidate, config))
+        }
+
+    def all_scores(self, run: str) -> Iterator[tuple[int, str, float]]:
+        """(candidate, client, score) of a run; NaN is the worst."""
+        for candidate, client, score in self._database.execute(
+            "SELECT candidate, client, score FROM scores WHERE run = ?", (run,)
+        ):
+            yield candidate, client, float("nan") if score is None else score
+
+    def keep_scores(self, run: str, candidate: int, config: str, scores: Mapping[str, float]) -> None:
+        """Keep the scores of one candidate, in one transaction."""
+        rows = [
+            (run, candidate, client, config, None if math.isnan(score) else score) for client, score in scores.items()
+        ]
+        with self._transaction() as database:
+            database.executemany("INSERT OR REPLACE INTO scores VALUES (?, ?, ?, ?, ?)", rows)
+
+    def forget_scores(self, run: str) -> None:
+        """Drop the scores of a search that has ended."""
+        with self._transaction() as database:
+            database.execute("DELETE FROM scores WHERE run = ?", (run,))
+
+    # deaths
+
+    def note_death(self, key: str, client: str) -> None:
+        """Count a death of the process in this client's code."""
+        with self._transaction() as database:
+            database.execute(
+                "INSERT INTO deaths VALUES (?, ?, 1) ON CONFLICT (key, client) DO UPDATE SET deaths = deaths + 1",
+                (key, client),
+            )
+
+    def deaths(self, key: str) -> dict[str, int]:
+        """Deaths on this key by client."""
+        return dict(self._database.execute("SELECT client, deaths FROM deaths WHERE key = ?", (key,)))

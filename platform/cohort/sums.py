@@ -1,0 +1,230 @@
+"""A sum over clients, seen from the driver: contribute and add noise once, or prepare → commit → reveal.
+
+| regime        | clients send                       | noise                                      | noisers |
+|---------------|------------------------------------|--------------------------------------------|---------|
+| `central`     | their message, to a trusted server | once, by the server                        | 1       |
+| `distributed` | message + a share of the noise     | at least σ as long as n_min clients answer | n_min   |
+| `local`       | message + the whole noise          | σ in each message                          | 1       |
+
+Under `distributed` and `local` the point of no return is a host's `reveal` (see `journal`): until the commit the
+participant set may change from one try to the next; after it the sum is repeated over the same set, byte for byte, or
+`ReleaseLost` is raised: its charge stands and its noise is never drawn again under that key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import ray
+
+from dpray.platform.cohort.client import FloatArray, IntArray
+from dpray.platform.cohort.dispatch import Dispatch
+from dpray.platform.cohort.errors import ClientsRefused, QuorumLost
+from dpray.platform.cohort.host import Message, Refusal, Request
+from dpray.platform.cohort.secure_sum import SecureSum, add
+from dpray.platform.privacy.ledger import Attempt, Head, ReleaseLost
+from dpray.platform.privacy.ledger.chain import current_head
+from dpray.platform.privacy.noise import GridNoise, NoiseSource, from_grid
+
+_REVEALS = 6
+"""Tries to complete a committed sum; a host that died in between prepares again."""
+_INLINE = 100_000
+"""Bytes of parameters above which a request is put into the object store once, instead of being sent to each host."""
+
+
+@dataclass(frozen=True, eq=False)
+class ClientSum:
+    """A noised sum over clients: public.
+
+    Attributes:
+        total: (d,) int64, in steps of `grid`, noise included.
+        grid: spacing g.
+        participants: clients in it, in the cohort's order.
+        records: number of their records, public.
+        noise: what was calibrated; `noise.std(len(participants))` is the std of `value` under distributed noise.
+    """
+
+    total: IntArray
+    grid: float
+    participants: tuple[str, ...]
+    records: int
+    noise: GridNoise
+
+    @property
+    def value(self) -> FloatArray:
+        """(d,) float64, total · g."""
+        return from_grid(self.total, self.grid)
+
+    def pack(self) -> FloatArray:
+        """(d + 2,) float64: the value, then records and clients in it; what the ledger stores."""
+        return np.concatenate([self.value, [self.records, len(self.participants)]])
+
+    @staticmethod
+    def unpack(stored: FloatArray) -> tuple[FloatArray, int, int]:
+        """(value, records, clients) of a packed sum."""
+        return np.asarray(stored[:-2], dtype=np.float64), int(stored[-2]), int(stored[-1])
+
+
+@dataclass(frozen=True)
+class Members:
+    """Who is where: clients by host, and their public numbers of records."""
+
+    hosts: tuple[tuple[str, ...], ...]
+    counts: Mapping[str, int]
+    quorum: int
+
+    def of(self, hosts: Iterable[int]) -> tuple[str, ...]:
+        """The clients of some hosts, in the cohort's order."""
+        return tuple(client for host in sorted(hosts) for client in self.hosts[host])
+
+    def records(self, clients: Iterable[str]) -> int:
+        """Number of records of some clients."""
+        return sum(self.counts[client] for client in clients)
+
+    def require(self, clients: Sequence[str]) -> None:
+        """Refuse fewer than the quorum (QuorumLost)."""
+        if len(clients) < self.quorum:
+            raise QuorumLost(
+                f"{len(clients)} clients answered, and the quorum is {self.quorum} of {len(self.counts)}: their noise "
+                "would not be enough. Nothing was revealed; try again when more are back.",
+                answered=len(clients),
+                quorum=self.quorum,
+            )
+
+
+def central(
+    dispatch: Dispatch, members: Members, attempt: Attempt, request: Request, noise: GridNoise, source: NoiseSource
+) -> ClientSum:
+    """Regime central: exact integer sums from the hosts, noise drawn once by the trusted server.
+
+    An attempt that was not stored may be made again over whoever answers then: only the server has seen the value.
+    """
+    every = tuple(range(len(members.hosts)))
+    answers = _accepted(_asked(dispatch, "contribute", every, attempt, request))
+    participants = members.of(answers)
+    members.require(participants)
+    dimension = request.mechanism.dimension
+    total = add([answer.steps for answer in answers.values()], dimension)
+    if noise.private:
+        key = attempt.key
+        total += source.draw(
+            noise, dimension, request.population, request.run, key.label, key.mechanism, key.step, "server"
+        )
+    return ClientSum(total, noise.grid, participants, members.records(participants), noise)
+
+
+def shared(
+    dispatch: Dispatch,
+    members: Members,
+    attempt: Attempt,
+    request: Request,
+    noise: GridNoise,
+    protocol: SecureSum,
+) -> ClientSum:
+    """Regimes distributed and local: noise by the clients, two phases around `attempt.commit`.
+
+    Raises:
+        QuorumLost: too few answered; nothing was committed.
+        ReleaseLost: a committed set cannot be repeated byte for byte.
+        ClientsRefused: a client's guard; ParticipantsChanged, LeaseLost: the ledger's.
+    """
+    committed = attempt.participants
+    if committed is None:
+        sent = _accepted(_asked(dispatch, "prepare", tuple(range(len(members.hosts))), attempt, request))
+        participants = members.of(sent)
+        members.require(participants)
+        # From here on the set is fixed. The hosts' messages are revealed only under it.
+        head = attempt.commit(participants)
+    else:
+        if not committed <= members.counts.keys():
+            raise ReleaseLost(f"{attempt.key} was committed with clients that are not in this cohort.")
+        participants = tuple(client for client in members.counts if client in committed)
+        sent, head = {}, attempt.commit(committed)
+    request = replace(request, participants=participants, head=head)
+    steps = _completed(dispatch, members, attempt, request, protocol, sent)
+    return ClientSum(steps, noise.grid, participants, members.records(participants), noise)
+
+
+def _completed(
+    dispatch: Dispatch,
+    members: Members,
+    attempt: Attempt,
+    request: Request,
+    protocol: SecureSum,
+    sent: dict[int, Any],
+) -> IntArray:
+    """Reveal over the committed set; hosts that hold no message any more prepare again for the same set."""
+    participants = request.participants or ()
+    inside = set(participants)
+    needed = [host for host, clients in enumerate(members.hosts) if not inside.isdisjoint(clients)]
+    run, head = (request.population, request.run), request.head
+    revealed: dict[int, list[Message]] = {}
+    behind: Refusal | None = None
+    for _ in range(_REVEALS):
+        missing = [host for host in needed if host not in revealed]
+        unprepared = [host for host in missing if host not in sent]
+        if unprepared:
+            again = _asked(dispatch, "prepare", unprepared, attempt, request)
+            sent.update(_accepted(again, committed=True))
+        ready = [host for host in missing if host in sent]
+        answers = dispatch.call("reveal", dict.fromkeys(ready, (run, request.key, participants, head)))
+        behind = None
+        for host, answer in answers.items():
+            if isinstance(answer, Refusal) and answer.kind == "again":
+                del sent[host]
+            elif isinstance(answer, Refusal) and answer.kind == "head":
+                behind, head = answer, _newest(attempt)
+            else:
+                revealed.update(_accepted({host: answer}, committed=True))
+        if len(revealed) == len(needed) or len(answers) < len(ready) or len(ready) < len(missing):
+            break
+    if behind is not None:
+        raise ClientsRefused(behind.sentence)
+    messages = [message for answer in revealed.values() for message in answer]
+    if len(revealed) < len(needed) or sum(message.clients for message in messages) != len(participants):
+        raise ReleaseLost(
+            f"{request.key} of run {request.run!r} was committed to {len(participants)} clients, and not all of them "
+            "could reveal their message: its charge stands, and its noise is never drawn again."
+        )
+    shares = [sent[host].sent for host in needed]
+    return protocol.total(shares, [message.steps for message in messages], request.mechanism.dimension)
+
+
+def _asked(dispatch: Dispatch, method: str, hosts: Sequence[int], attempt: Attempt, request: Request) -> dict[int, Any]:
+    """Ask hosts under the ledger's newest head; again where another run of the ledger was faster in between."""
+    answers: dict[int, Any] = {}
+    for _ in range(_REVEALS):
+        asked = [host for host in hosts if host not in answers or _is_behind(answers[host])]
+        shipped = _shipped(replace(request, head=_newest(attempt)))
+        new = dispatch.call(method, dict.fromkeys(asked, (shipped,)))
+        answers = {host: answer for host, answer in answers.items() if host not in asked} | new
+        if not any(_is_behind(answer) for answer in new.values()):
+            break
+    return answers
+
+
+def _is_behind(answer: Any) -> bool:
+    return isinstance(answer, Refusal) and answer.kind == "head"
+
+
+def _accepted(answers: Mapping[int, Any], *, committed: bool = False) -> dict[int, Any]:
+    """Answers without refusals; a refusal is raised, as ReleaseLost where a committed set cannot be repeated."""
+    for answer in answers.values():
+        if isinstance(answer, Refusal):
+            if answer.kind == "lost" or (committed and answer.kind == "conflict"):
+                raise ReleaseLost(answer.sentence)
+            raise ClientsRefused(answer.sentence)
+    return dict(answers)
+
+
+def _shipped(request: Request) -> Any:
+    theta = getattr(request.query, "theta", None)
+    return ray.put(request) if theta is not None and theta.nbytes > _INLINE else request
+
+
+def _newest(attempt: Attempt) -> Head:
+    """The end of the attempt's ledger now: another run may have gone on since this one was charged."""
+    return attempt.run.population.storage.read(current_head)

@@ -1,0 +1,288 @@
+"""Real data by name: bundled with a dependency, or in a folder; features by public constants only.
+
+| name           | task                         | from                                 | features             |
+|----------------|------------------------------|--------------------------------------|----------------------|
+| digits         | 10 digits, 8 × 8             | scikit-learn (a dependency)          | 64, / 16             |
+| mnist          | 10 digits, 28 × 28           | `mnist.npz`                          | 784, / 255           |
+| adult          | income above 50 000          | `adult.npz`                          | 108, `ADULT_SCALES`  |
+| cifar10        | 10 objects, frozen features  | `cifar10_jpeg_effnetlite0_rp256.npz` | 256, / 8             |
+| pneumoniamnist | pneumonia, 28 × 28           | `pneumoniamnist_balanced.npz`        | 784, / 255           |
+| protein, keggundirected, bike, gas, parkinsons | regression | `uci_regression_fallback.npz` | 9 … 128, as they are |
+
+A record becomes features through constants that were fixed without looking at the data it is in: what a pixel can be,
+what a category list says, a round number for an amount. A scaler fitted on records would make each record's features
+depend on all others and break a record-level guarantee (ALGORITHMS §0.5).
+
+Folder: the argument, else the environment variable DPRAY_DATA. Nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float64]
+
+ADULT_SCALES: Mapping[str, float] = {
+    "age": 100.0,
+    "capital_gain": 100_000.0,
+    "capital_loss": 5_000.0,
+    "education_num": 16.0,
+    "fnlwgt": 1_500_000.0,
+    "hours_per_week": 100.0,
+}
+"""Public round numbers by which Adult's numeric columns are divided."""
+_CIFAR_SCALE = 8.0
+_TEST_FOLD = 0
+_UCI = ("protein", "keggundirected", "bike", "gas", "parkinsons")
+
+
+class DatasetError(Exception):
+    """A data set that cannot be had, in a sentence."""
+
+
+class DatasetMissing(DatasetError):  # noqa: N818 - an outcome callers handle
+    """The data set is not on this machine; the message says how to get it."""
+
+
+class DatasetDamaged(DatasetError):  # noqa: N818 - an outcome callers handle
+    """The file is there and is not what it must be."""
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A data set in two parts.
+
+    Attributes:
+        name: as asked for.
+        x_train, x_test: (n, f) float64 features.
+        y_train, y_test: (n,) int64 classes, or float64 targets of a regression.
+        classes: names of the classes by number; empty for a regression. Public by declaration.
+        licence: of the data.
+        notes: what a reader of results must know.
+    """
+
+    name: str
+    x_train: FloatArray
+    y_train: NDArray[Any]
+    x_test: FloatArray
+    y_test: NDArray[Any]
+    classes: tuple[str, ...]
+    licence: str
+    notes: str
+
+    @property
+    def features(self) -> int:
+        """f, number of features."""
+        return int(self.x_train.shape[1])
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a data set comes from. `file`: in the data folder, None if bundled; `get`: how to have it."""
+
+    read: Callable[[Mapping[str, NDArray[Any]]], Dataset]
+    file: str | None = None
+    get: str = ""
+
+
+def names() -> tuple[str, ...]:
+    """The data sets that `load` knows."""
+    return tuple(_SOURCES)
+
+
+def load(name: str, folder: Path | str | None = None) -> Dataset:
+    """A data set by name.
+
+    Args:
+        name: one of `names()`.
+        folder: where its file is; None: the environment variable DPRAY_DATA.
+
+    Raises:
+        DatasetMissing: an unknown name, no folder, or no such file in it; says how to get it.
+        DatasetDamaged: the file is not what it must be.
+    """
+    source = _SOURCES.get(name)
+    if source is None:
+        raise DatasetMissing(f"There is no data set {name!r}; there are {', '.join(names())}.")
+    if source.file is None:
+        return source.read({})
+    path = _found(name, source, folder)
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return source.read({key: arrays[key] for key in arrays.files if _needed(name, key)})
+    except (KeyError, ValueError, IndexError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise DatasetDamaged(
+            f"{path} is not the file that data set {name!r} is read from ({type(error).__name__}: {error}). "
+            f"{source.get}"
+        ) from error
+
+
+def _found(name: str, source: Source, folder: Path | str | None) -> Path:
+    given = folder if folder is not None else os.environ.get("DPRAY_DATA") or None
+    if given is None:
+        raise DatasetMissing(
+            f"Data set {name!r} is read from the file {source.file}, and no folder was named: set DPRAY_DATA to the "
+            f"folder that holds it. {source.get}"
+        )
+    path = Path(given).expanduser() / str(source.file)
+    if not path.is_file():
+        raise DatasetMissing(f"Data set {name!r} is read from {path}, which is not there. {source.get}")
+    return path
+
+
+def _needed(name: str, key: str) -> bool:
+    return name not in _UCI or key.startswith(f"{name}_")
+
+
+def _digits(_: Mapping[str, NDArray[Any]]) -> Dataset:
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    test = np.arange(len(bunch.target)) % 5 == 0
+    x, y = bunch.data / 16.0, bunch.target.astype(np.int64)
+    return _dataset(
+        "digits",
+        (x[~test], y[~test], x[test], y[test]),
+        tuple(str(digit) for digit in range(10)),
+        "CC BY 4.0 (UCI, Optical Recognition of Handwritten Digits; copy in scikit-learn)",
+        "Every fifth record, by position, is the test set. Pixels 0 … 16 are divided by 16.",
+    )
+
+
+def _mnist(arrays: Mapping[str, NDArray[Any]]) -> Dataset:
+    return _dataset(
+        "mnist",
+        (_pixels(arrays["x_train"]), arrays["y_train"], _pixels(arrays["x_test"]), arrays["y_test"]),
+        tuple(str(digit) for digit in range(10)),
+        "CC BY-SA 3.0",
+        "The canonical split of 60 000 and 10 000. Pixels 0 … 255 are divided by 255.",
+    )
+
+
+def _adult(arrays: Mapping[str, NDArray[Any]]) -> Dataset:
+    columns = [str(column) for column in arrays["columns"]]
+    numeric = {str(column) for column in arrays["numeric"]}
+    categories: dict[str, list[str]] = json.loads(str(arrays["categories_json"]))
+
+    def features(codes: NDArray[Any]) -> FloatArray:
+        parts = []
+        for index, column in enumerate(columns):
+            values = codes[:, index]
+            if column in numeric:
+                parts.append(values[:, None] / ADULT_SCALES[column])
+            else:
+                parts.append((values[:, None] == np.arange(len(categories[column]))).astype(np.float64))
+        return np.concatenate(parts, axis=1)
+
+    return _dataset(
+        "adult",
+        (features(arrays["x_train"]), arrays["y_train"], features(arrays["x_test"]), arrays["y_test"]),
+        ("<=50K", ">50K"),
+        "CC BY 4.0 (UCI)",
+        "The canonical split of 32 561 and 16 281. '?' is a category of its own; numeric columns are divided by "
+        "public round numbers; the category lists are public by declaration.",
+    )
+
+
+def _cifar(arrays: Mapping[str, NDArray[Any]]) -> Dataset:
+    x_train, x_test = (arrays[key].astype(np.float64) / _CIFAR_SCALE for key in ("f_train", "f_test"))
+    return _dataset(
+        "cifar10",
+        (x_train, arrays["y_train"], x_test, arrays["y_test"]),
+        tuple(str(label) for label in arrays["classes"]),
+        "not stated: not to be redistributed",
+        "CIFAR-10-JPEG: features of a frozen EfficientNet-Lite0 (ImageNet) on a lossy JPEG copy, projected to 256 by a "
+        "data-independent Gaussian matrix. Not to be compared with published CIFAR-10 numbers. Divided by 8.",
+    )
+
+
+def _pneumonia(arrays: Mapping[str, NDArray[Any]]) -> Dataset:
+    x_train = np.concatenate([_pixels(arrays["train_images"]), _pixels(arrays["val_images"])])
+    y_train = np.concatenate([arrays["train_labels"], arrays["val_labels"]])
+    return _dataset(
+        "pneumoniamnist",
+        (x_train, y_train.ravel(), _pixels(arrays["test_images"]), arrays["test_labels"].ravel()),
+        ("normal", "pneumonia"),
+        "CC BY 4.0 (MedMNIST v2)",
+        "A balanced undersample, not the official MedMNIST file; its training and validation parts together are the "
+        "training set. Pixels 0 … 255 are divided by 255.",
+    )
+
+
+def _regression(name: str) -> Callable[[Mapping[str, NDArray[Any]]], Dataset]:
+    def read(arrays: Mapping[str, NDArray[Any]]) -> Dataset:
+        x, y = arrays[f"{name}_x"].astype(np.float64), arrays[f"{name}_y"].astype(np.float64)
+        test = arrays[f"{name}_fold"] == _TEST_FOLD
+        leak = " Its columns may give the target away." if name == "bike" else ""
+        return _dataset(
+            name,
+            (x[~test], y[~test], x[test], y[test]),
+            (),
+            "CC BY 4.0 (UCI)",
+            f"Fold {_TEST_FOLD} of 10 is the test set. Centred on the whole data set by its publisher, not scaled: the "
+            f"means are taken as public constants.{leak}",
+        )
+
+    return read
+
+
+def _pixels(images: NDArray[Any]) -> FloatArray:
+    if images.dtype != np.uint8:
+        raise ValueError(f"images are uint8, not {images.dtype}")
+    return images.reshape(len(images), -1) / 255.0
+
+
+def _dataset(
+    name: str,
+    parts: tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]],
+    classes: tuple[str, ...],
+    licence: str,
+    notes: str,
+) -> Dataset:
+    """Check shapes and labels, and put arrays into their types."""
+    x_train, y_train, x_test, y_test = parts
+    kind = np.int64 if classes else np.float64
+    for x, y in ((x_train, y_train), (x_test, y_test)):
+        if x.ndim != 2 or y.ndim != 1 or len(x) != len(y) or x.shape[1] != x_train.shape[1]:
+            raise ValueError("features and labels do not belong together")
+        if classes and len(y) and not (y.min() >= 0 and y.max() < len(classes)):
+            raise ValueError(f"labels are outside 0 … {len(classes) - 1}")
+    ready = [np.ascontiguousarray(x, dtype=np.float64) for x in (x_train, x_test)]
+    return Dataset(name, ready[0], y_train.astype(kind), ready[1], y_test.astype(kind), classes, licence, notes)
+
+
+_BY_HAND = (
+    "Get it from its publisher, convert it to this format (see the notes on data in the README), and name its folder."
+)
+_SOURCES: dict[str, Source] = {
+    "digits": Source(_digits),
+    "mnist": Source(
+        _mnist,
+        "mnist.npz",
+        "Get it with `curl -O https://storage.googleapis.com/tensorflow/tf-keras-datasets/mnist.npz` (11 MB).",
+    ),
+    "adult": Source(_adult, "adult.npz", f"It is UCI Adult (https://archive.ics.uci.edu/dataset/2). {_BY_HAND}"),
+    "cifar10": Source(
+        _cifar, "cifar10_jpeg_effnetlite0_rp256.npz", f"It holds features of CIFAR-10 by a public backbone. {_BY_HAND}"
+    ),
+    "pneumoniamnist": Source(
+        _pneumonia, "pneumoniamnist_balanced.npz", f"It is a part of MedMNIST (https://medmnist.com). {_BY_HAND}"
+    ),
+    **{
+        name: Source(
+            _regression(name),
+            "uci_regression_fallback.npz",
+            f"It holds UCI regression sets (https://archive.ics.uci.edu). {_BY_HAND}",
+        )
+        for name in _UCI
+    },
+}

@@ -1,0 +1,230 @@
+"""Processes that die: clients' hosts in and between calls, and drivers between commit and reveal."""
+
+import os
+import shutil
+import signal
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpray.platform.cohort import Cohort, GradientSum
+from dpray.platform.privacy.ledger import ReleaseLost
+from dpray.platform.privacy.mechanisms import Regime
+
+from .conftest import CLIP, DIMENSION, RowSum, gradient_mechanism, records, shards_of
+
+THETA = np.zeros(DIMENSION)
+QUERY = GradientSum(THETA, CLIP)
+
+
+@pytest.fixture
+def build(by_value, tmp_path):
+    built = []
+
+    def make(shards, task=None, **settings):
+        cohort = Cohort(task or RowSum(), shards, **{"state_dir": tmp_path / "state", "timeout": 60.0, **settings})
+        built.append(cohort)
+        return cohort
+
+    yield make
+    for cohort in built:
+        cohort.close()
+
+
+def kill_hosts(cohort, number=1):
+    for process in list(cohort.processes())[:number]:
+        os.kill(process, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("regime", [Regime.CENTRAL, Regime.DISTRIBUTED])
+def test_a_host_killed_between_calls_is_rebuilt_and_asked_again(build, attempt, regime):
+    mechanism, cohort = gradient_mechanism(4), build(shards_of(4), actors=2)
+    cohort.sum(attempt(QUERY, mechanism), QUERY, mechanism, regime)
+    before = set(cohort.processes())
+    kill_hosts(cohort)
+    result = cohort.sum(attempt(QUERY, mechanism, 1), QUERY, mechanism, regime)
+    assert len(result.participants) == 4
+    assert set(cohort.processes()) != before
+
+
+class Slow(RowSum):
+    """Says that it is running, and waits a little, once."""
+
+    def __init__(self, flag):
+        super().__init__()
+        self.flag = flag
+
+    def clipped_sum(self, theta, records, clip):
+        if not Path(self.flag).exists():
+            Path(self.flag).write_text(str(os.getpid()))
+            time.sleep(30)
+        return super().clipped_sum(theta, records, clip)
+
+    def fit_and_score(self, config, records, rng):
+        return float(self.clipped_sum(THETA, records, 1.0).sum())
+
+
+def kill_once_running(flag):
+    def wait():
+        while not flag.exists() or not flag.read_text():
+            time.sleep(0.01)
+        os.kill(int(flag.read_text()), signal.SIGKILL)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("regime", [Regime.CENTRAL, Regime.DISTRIBUTED])
+def test_a_host_killed_during_a_call_is_rebuilt_and_asked_again(build, attempt, tmp_path, regime):
+    flag = tmp_path / "running"
+    mechanism, cohort = gradient_mechanism(4), build(shards_of(4), Slow(str(flag)), actors=1)
+    cohort.start()
+    thread = kill_once_running(flag)
+    result = cohort.sum(attempt(QUERY, mechanism), QUERY, mechanism, regime)
+    thread.join()
+    assert len(result.participants) == 4
+
+
+def test_a_host_killed_while_it_rehearses_goes_on_with_the_clients_that_are_left(build, tmp_path):
+    flag = tmp_path / "running"
+    cohort = build(shards_of(4), Slow(str(flag)), actors=1)
+    handle = cohort.handle()
+    thread = kill_once_running(flag)
+    assert handle.evaluate("search", 0, {}) == 4
+    thread.join()
+
+
+class DriverError(Exception):
+    """The driver's death, as far as the ledger and the clients can tell."""
+
+
+def interrupt(monkeypatch, charged, *, after):
+    """Let the attempt's commit go through, do `after`, and end the driver unless `after` returns something."""
+    commit = charged.commit
+
+    def committed(participants):
+        head = commit(participants)
+        if not after():
+            raise DriverError
+        return head
+
+    monkeypatch.setattr(charged, "commit", committed)
+
+
+def test_a_host_killed_between_commit_and_reveal_prepares_again_for_the_same_set(build, attempt, monkeypatch):
+    regime = Regime.DISTRIBUTED
+    mechanism, cohort = gradient_mechanism(4), build(shards_of(4), actors=2)
+    charged = attempt(QUERY, mechanism)
+    cohort.start()
+    interrupt(monkeypatch, charged, after=lambda: kill_hosts(cohort) or True)
+    result = cohort.sum(charged, QUERY, mechanism, regime)
+    assert result.participants == tuple(shards_of(4))
+
+
+@pytest.mark.parametrize(("regime", "actors"), [(Regime.DISTRIBUTED, 2), (Regime.LOCAL, 1)])
+def test_a_driver_that_died_after_the_reveal_gets_the_same_bytes_in_any_layout(build, attempt, regime, actors):
+    mechanism, cohort = gradient_mechanism(5), build(shards_of(5), actors=2)
+    first = cohort.sum(attempt(QUERY, mechanism), QUERY, mechanism, regime)  # not stored: the driver dies here
+    cohort.close()
+    resumed = attempt(QUERY, mechanism)
+    assert resumed.participants == frozenset(first.participants)
+    second = build(shards_of(5), actors=actors).sum(resumed, QUERY, mechanism, regime)
+    assert second.total.tobytes() == first.total.tobytes()
+    assert set(second.participants) == set(first.participants)
+
+
+def test_a_committed_set_is_repeated_even_when_more_clients_are_back(build, by_value, attempt):
+    mechanism, cohort = gradient_mechanism(4), build(shards_of(4), actors=2, quorum=2)
+    cohort.start()
+    by_value.kill(cohort._running.handles[1])
+    first = cohort.sum(attempt(QUERY, mechanism), QUERY, mechanism, Regime.DISTRIBUTED)
+    cohort.close()
+    again = build(shards_of(4), actors=1, quorum=2)
+    second = again.sum(attempt(QUERY, mechanism), QUERY, mechanism, Regime.DISTRIBUTED)
+    assert second.participants == first.participants == ("client-000", "client-001")
+    assert second.total.tobytes() == first.total.tobytes()
+
+
+def test_a_driver_that_died_between_commit_and_reveal_finishes_over_the_same_set(build, attempt, monkeypatch):
+    regime = Regime.LOCAL
+    mechanism, cohort = gradient_mechanism(4), build(shards_of(4), actors=2)
+    charged = attempt(QUERY, mechanism)
+    interrupt(monkeypatch, charged, after=lambda: False)
+    with pytest.raises(DriverError):
+        cohort.sum(charged, QUERY, mechanism, regime)
+    cohort.close()
+    again = build(shards_of(4), actors=1)
+    assert len(again.sum(attempt(QUERY, mechanism), QUERY, mechanism, regime).participants) == 4
+
+
+def test_a_committed_release_whose_journal_is_gone_is_lost_and_the_next_one_is_not(build, attempt, tmp_path):
+    mechanism, cohort = gradient_mechanism(4), build(shards_of(4), actors=2)
+    cohort.sum(attempt(QUERY, mechanism), QUERY, mechanism, Regime.DISTRIBUTED)
+    cohort.close()
+    shutil.rmtree(tmp_path / "state")
+    again = build(shards_of(4), actors=2)
+    with pytest.raises(ReleaseLost, match="knows nothing of it"):
+        again.sum(attempt(QUERY, mechanism), QUERY, mechanism, Regime.DISTRIBUTED)
+    assert len(again.sum(attempt(QUERY, mechanism, 1), QUERY, mechanism, Regime.DISTRIBUTED).participants) == 4
+
+
+def test_a_committed_release_is_lost_when_a_host_cannot_be_had_any_more(build, by_value, attempt, monkeypatch):
+    mechanism, cohort = gradient_mechanism(4), build(shards_of(4), actors=2, quorum=2)
+    cohort.start()
+    charged = attempt(QUERY, mechanism)
+    interrupt(monkeypatch, charged, after=lambda: by_value.kill(cohort._running.handles[0]) or True)
+    with pytest.raises(ReleaseLost, match="its charge stands"):
+        cohort.sum(charged, QUERY, mechanism, Regime.DISTRIBUTED)
+
+
+def test_a_committed_release_is_lost_when_another_number_of_clients_is_counted_on(build, attempt, monkeypatch):
+    mechanism, cohort = gradient_mechanism(4), build(shards_of(4), actors=1)
+    charged = attempt(QUERY, mechanism)
+    interrupt(monkeypatch, charged, after=lambda: False)
+    with pytest.raises(DriverError):
+        cohort.sum(charged, QUERY, mechanism, Regime.DISTRIBUTED)
+    cohort.close()
+    again = build(shards_of(4), actors=1, quorum=2)
+    with pytest.raises(ReleaseLost):
+        again.sum(attempt(QUERY, mechanism), QUERY, mechanism, Regime.DISTRIBUTED)
+
+
+def kills(kind, records):
+    if kind == 1:
+        os._exit(1)
+    if kind == 2:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    time.sleep(600)
+
+
+@pytest.mark.parametrize("kind", [1, 2, 3])
+def test_a_client_whose_code_kills_or_hangs_its_process_is_no_dropout(build, attempt, kind):
+    """Exit, crash and endless wait all answer as if nothing had happened."""
+    shards = {**shards_of(4), "client-001": records(1, label=kind)}
+    mechanism = gradient_mechanism(4)
+    cohort = build(shards, RowSum(kills), actors=1, limit=1.0)
+    result = cohort.sum(attempt(QUERY, mechanism), QUERY, mechanism, Regime.DISTRIBUTED)
+    assert result.participants == tuple(shards)
+    assert cohort.evaluate("search", 0, {"target": 0.0}) == 4
+
+
+def test_many_clients_that_kill_their_process_are_no_dropout_either(build, attempt):
+    shards = {name: records(index, label=1) for index, name in enumerate(shards_of(6))}
+    mechanism = gradient_mechanism(6)
+    cohort = build(shards, RowSum(kills), actors=1)
+    result = cohort.sum(attempt(QUERY, mechanism), QUERY, mechanism, Regime.DISTRIBUTED)
+    assert result.participants == tuple(shards)
+
+
+def test_a_host_that_does_not_answer_in_time_is_a_dropout(build, attempt):
+    shards = {**shards_of(4), "client-003": records(1, label=3)}
+    mechanism = gradient_mechanism(4)
+    cohort = build(shards, RowSum(kills), actors=2, quorum=2, timeout=8.0, limit=60.0)
+    start = time.monotonic()
+    result = cohort.sum(attempt(QUERY, mechanism), QUERY, mechanism, Regime.DISTRIBUTED)
+    assert result.participants == ("client-000", "client-001")
+    assert time.monotonic() - start < 40

@@ -1,0 +1,132 @@
+"""User code on private data: an ordinary answer comes out and nothing else."""
+
+import signal
+import stat
+import subprocess
+import sys
+import time
+
+import pytest
+
+from dpray.platform.cohort.confine import EVERYONE, Confinement, Marker
+
+CANARY = "canary-7141"
+
+
+class UnreadError(Exception):
+    """An exception that notices when somebody reads it."""
+
+    read = 0
+
+    def __str__(self):
+        UnreadError.read += 1
+        return CANARY
+
+    __repr__ = __str__
+
+
+def raising(error):
+    def call():
+        raise error
+
+    return call
+
+
+ERRORS = [ValueError(CANARY), SystemExit(CANARY), KeyboardInterrupt(), MemoryError(), UnreadError()]
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_whatever_is_raised_is_no_answer_and_is_not_read(error):
+    assert Confinement("key").run("a", raising(error)) is None
+    assert UnreadError.read == 0
+
+
+def test_endless_recursion_is_no_answer():
+    def call():
+        return call()
+
+    assert Confinement("key").run("a", call) is None
+
+
+def test_a_result_is_handed_through():
+    assert Confinement("key").run("a", lambda: 3.5) == 3.5
+
+
+def test_the_marker_names_the_client_while_its_code_runs_and_nobody_afterwards(tmp_path):
+    marker, seen = Marker(tmp_path / "running"), []
+    confinement = Confinement("key", marker)
+    confinement.run("a", lambda: seen.append(marker.left()))
+    confinement.run("b", raising(ValueError()))
+    assert seen == [("key", "a")]
+    assert marker.left() is None
+    assert stat.S_IMODE((tmp_path / "running").stat().st_mode) == 0o600
+
+
+def test_a_marker_outlives_its_process(tmp_path):
+    code = f"""
+import os
+from pathlib import Path
+from dpray.platform.cohort.confine import Confinement, Marker
+Confinement("key", Marker(Path({str(tmp_path / "running")!r}))).run("a", lambda: os._exit(3))
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 3
+    assert Marker(tmp_path / "running").left() == ("key", "a")
+
+
+def test_code_that_killed_the_process_twice_is_not_run_again():
+    ran = []
+    Confinement("key", deaths={"a": 1}).run("a", lambda: ran.append(1))
+    Confinement("key", deaths={"a": 2}).run("a", lambda: ran.append(2))
+    assert ran == [1]
+
+
+def test_one_death_ends_passes_over_everyone():
+    assert Confinement("key", deaths={EVERYONE: 1}).run(EVERYONE, lambda: 1) is None
+    assert Confinement("key", deaths={EVERYONE: 1}).run("a", lambda: 1) == 1
+
+
+def test_after_many_deaths_no_code_is_run_for_the_key():
+    deaths = {f"c{index}": 1 for index in range(6)}
+    assert Confinement("key", deaths=deaths).run("another", lambda: 1) is None
+    deaths.popitem()
+    assert Confinement("key", deaths=deaths).run("another", lambda: 1) == 1
+
+
+def test_code_that_never_returns_ends_its_process_at_the_limit():
+    code = """
+from dpray.platform.cohort.confine import Confinement
+confinement = Confinement("key", limit=0.2)
+assert confinement.run("a", lambda: 1) == 1
+def forever():
+    while True:
+        pass
+confinement.run("b", forever)
+"""
+    start = time.monotonic()
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGALRM
+    assert time.monotonic() - start < 30
+
+
+def test_a_limit_that_was_not_reached_has_no_effect_later():
+    confinement = Confinement("key", limit=0.05)
+    confinement.run("a", lambda: 1)
+    time.sleep(0.1)  # the alarm would end this process here
+    assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
+
+
+@pytest.mark.parametrize(("silenced", "heard"), [("silence()", False), ("", True)])
+def test_a_silenced_process_says_nothing_on_any_channel(silenced, heard):
+    code = f"""
+import logging, os, sys, warnings
+from dpray.platform.cohort.confine import silence
+{silenced}
+print("{CANARY}")
+print("{CANARY}", file=sys.stderr)
+os.write(1, b"{CANARY}"); os.write(2, b"{CANARY}")
+os.system("echo {CANARY}")
+warnings.warn("{CANARY}")
+logging.getLogger("x").error("{CANARY}")
+raise SystemExit("{CANARY}")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (CANARY in done.stdout + done.stderr) is heard

@@ -1,0 +1,265 @@
+"""The journal: what clients remember and what they refuse because of it."""
+
+import multiprocessing
+import stat
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dpray.platform.cohort.journal import KEPT_STEPS, SiteJournal
+from dpray.platform.cohort.ticket import JournalRefused, Ticket, members_digest
+from dpray.platform.privacy.budget import Budget
+from dpray.platform.privacy.ledger import Head
+
+ABC = ("a", "b", "c")
+ALL = members_digest(ABC)
+MESSAGE = np.array([5, -7, 2**60])
+
+
+def ticket(step=0, **changes):
+    return replace(Ticket("p", "r", "training", "sum", step, 1, "request", 2.5, 100, Head(10, "d" * 64)), **changes)
+
+
+@pytest.fixture
+def journal(tmp_path):
+    opened = SiteJournal(tmp_path / "site" / "journal.db")
+    opened.enrol(ABC)
+    yield opened
+    opened.close()
+
+
+def reopened(journal):
+    journal.close()
+    return SiteJournal(journal.path)
+
+
+def refused(kind, call, *arguments):
+    with pytest.raises(JournalRefused) as caught:
+        call(*arguments)
+    assert caught.value.kind == kind
+    return caught.value.sentence
+
+
+def reveal(journal, asked, members=ABC, participants=ALL, message=MESSAGE):
+    journal.prepare(asked, members)
+    journal.reveal(asked, participants, members, message)
+
+
+def test_all_files_are_readable_by_their_owner_only(journal, tmp_path):
+    reveal(journal, ticket())
+    files = list((tmp_path / "site").iterdir())
+    assert {file.name for file in files} >= {"journal.db", "journal.db-wal"}
+    assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
+    assert stat.S_IMODE((tmp_path / "site").stat().st_mode) == 0o700
+
+
+def test_a_commit_is_synced_to_disk(journal):
+    assert journal._database.execute("PRAGMA synchronous").fetchone()[0] == 2  # FULL
+    assert journal._database.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
+
+
+def test_private_seeds_are_drawn_once_and_differ(journal):
+    first = journal.enrol(ABC)
+    assert len(set(first.values())) == 3
+    assert {len(seed) for seed in first.values()} == {32}
+    again = reopened(journal).enrol((*ABC, "d"))
+    assert {client: again[client] for client in ABC} == first
+    assert again["d"] not in first.values()
+
+
+def test_a_revealed_message_is_repeated_byte_for_byte_after_a_restart(journal):
+    reveal(journal, ticket())
+    again = reopened(journal)
+    assert again.prepare(ticket(committed=True), ABC) == ()
+    (stored,) = again.revealed(ticket(), ALL, ABC)
+    assert stored.members == ABC
+    assert stored.message.tobytes() == MESSAGE.tobytes()
+
+
+def test_a_revealed_key_is_refused_with_other_participants(journal):
+    reveal(journal, ticket())
+    other = members_digest(("a", "b"))
+    assert "another" in refused("conflict", journal.revealed, ticket(), other, ABC)
+    refused("conflict", journal.reveal, ticket(), other, ABC, MESSAGE)
+
+
+def test_a_revealed_key_is_refused_with_another_request(journal):
+    reveal(journal, ticket())
+    refused("conflict", journal.prepare, ticket(request="other"), ABC)
+    refused("conflict", journal.contribute, ticket(request="other"), ABC)
+    refused("lost", journal.prepare, ticket(request="other", committed=True), ABC)
+
+
+def test_two_processes_that_reveal_one_key_agree_on_the_first_message(journal, tmp_path):
+    zombie = SiteJournal(tmp_path / "site" / "journal.db")
+    journal.prepare(ticket(), ABC)
+    zombie.prepare(ticket(), ABC)
+    journal.reveal(ticket(), ALL, ABC, MESSAGE)
+    refused("again", zombie.reveal, ticket(), ALL, ABC, MESSAGE + 1)
+    (stored,) = zombie.revealed(ticket(), ALL, ABC)
+    np.testing.assert_array_equal(stored.message, MESSAGE)
+    zombie.close()
+
+
+def test_before_the_commit_the_participants_may_change(journal):
+    journal.prepare(ticket(), ABC)
+    assert journal.prepare(ticket(), ("a", "b")) == ("a", "b")
+    journal.reveal(ticket(), members_digest(("a", "b")), ("a", "b"), MESSAGE)
+
+
+def test_a_committed_key_is_answered_by_clients_that_prepared_it_and_revealed_nothing(journal):
+    journal.prepare(ticket(), ABC)
+    again = reopened(journal)
+    assert again.prepare(ticket(committed=True), ABC) == ABC
+
+
+def test_a_client_without_its_journal_joins_new_keys_only(tmp_path):
+    new = SiteJournal(tmp_path / "new" / "journal.db")
+    new.enrol(ABC)
+    assert "knows nothing of it" in refused("lost", new.prepare, ticket(committed=True), ABC)
+    assert new.prepare(ticket(step=1), ABC) == ABC
+
+
+def test_a_committed_key_is_not_finished_under_noise_for_another_number_of_clients(journal):
+    journal.prepare(ticket(request="shares for 20"), ABC)
+    refused("lost", journal.prepare, ticket(request="shares for 40", committed=True), ABC)
+
+
+def test_preparations_that_came_to_nothing_do_not_stand_in_the_way(journal):
+    journal.prepare(ticket(request="shares for 20"), ABC)
+    journal.prepare(ticket(request="shares for 40"), ("a", "b"))
+    assert journal.prepare(ticket(request="shares for 40", committed=True), ("a", "b")) == ("a", "b")
+
+
+def test_clients_dealt_anew_repeat_each_message_once_and_draw_only_what_is_missing(journal):
+    journal.prepare(ticket(), ("a", "b"))
+    journal.prepare(ticket(), ("c",))
+    journal.reveal(ticket(), ALL, ("a", "b"), MESSAGE)
+    committed = ticket(committed=True)
+    assert journal.prepare(committed, ("a",)) == ()
+    assert journal.prepare(committed, ("b", "c")) == ("c",)
+    assert [stored.members for stored in journal.revealed(committed, ALL, ("a",))] == [("a", "b")]
+    assert journal.revealed(committed, ALL, ("b", "c")) == ()
+
+
+def test_an_older_lease_is_refused_by_every_question(journal):
+    journal.prepare(ticket(epoch=2), ABC)
+    for call, arguments in [
+        (journal.prepare, (ticket(), ABC)),
+        (journal.reveal, (ticket(), ALL, ABC, MESSAGE)),
+        (journal.contribute, (ticket(), ABC)),
+    ]:
+        assert "lease 1" in refused("stale", call, *arguments)
+    assert journal.prepare(ticket(run="another"), ABC) == ABC
+
+
+def test_an_older_or_another_ledger_is_refused(journal):
+    reveal(journal, ticket())
+    assert journal.anchor() == Head(10, "d" * 64)
+    for head in (Head(9, "d" * 64), Head(10, "e" * 64)):
+        asked = ticket(step=1, head=head)
+        refused("head", journal.contribute, asked, ABC)
+        refused("head", journal.prepare, asked, ABC)
+        journal.prepare(ticket(step=1), ABC)
+        refused("head", journal.reveal, asked, ALL, ABC, MESSAGE)
+    reveal(journal, ticket(step=1, head=Head(11, "f" * 64)))
+    assert reopened(journal).anchor() == Head(11, "f" * 64)
+
+
+def test_a_refused_reveal_leaves_nothing_behind(journal):
+    reveal(journal, ticket())
+    spent = journal.spent("a")
+    journal.prepare(ticket(step=1), ABC)
+    refused("head", journal.reveal, ticket(step=1, head=Head(9, "d" * 64)), ALL, ABC, MESSAGE)
+    assert journal.spent("a") == spent
+    assert journal.revealed(ticket(step=1), ALL, ABC) == ()
+
+
+def test_a_client_counts_what_it_spends_once_a_key(journal):
+    reveal(journal, ticket())
+    journal.prepare(ticket(), ABC)
+    assert journal.spent("a") == 100
+    journal.contribute(ticket(step=1, request="central"), ABC)
+    journal.contribute(ticket(step=1, request="central"), ABC)
+    assert journal.spent("a") == 200
+    journal.contribute(ticket(step=1, request="central"), (*ABC[:1],))
+    assert journal.spent("a") == 200
+
+
+def test_clients_keep_accounts_of_their_own(journal):
+    reveal(journal, ticket(), ("a",), members_digest(("a",)))
+    assert [journal.spent(client) for client in ABC] == [100, 0, 0]
+
+
+def test_an_infinite_spend_stays_infinite(journal):
+    journal.contribute(ticket(quanta=None), ABC)
+    journal.contribute(ticket(step=1), ABC)
+    assert journal.spent("a") is None
+
+
+def test_a_spend_beyond_the_cap_is_refused_before_anything_is_made(tmp_path):
+    cap = Budget(1.0, 1e-5)
+    journal = SiteJournal(tmp_path / "journal.db", cap)
+    journal.enrol(ABC)
+    most = cap.quanta
+    reveal(journal, ticket(quanta=most - 10))
+    assert "own cap" in refused("cap", journal.prepare, ticket(step=1, quanta=11), ABC)
+    refused("cap", journal.contribute, ticket(step=1, quanta=None), ABC)
+    reveal(journal, ticket(step=1, quanta=10))
+    assert journal.spent("c") == most
+
+
+def test_a_cap_is_checked_again_when_the_message_is_about_to_be_seen(tmp_path):
+    cap = Budget(1.0, 1e-5)
+    journal = SiteJournal(tmp_path / "journal.db", cap)
+    journal.enrol(ABC)
+    one, two = ticket(quanta=cap.quanta), ticket(run="another", quanta=cap.quanta)
+    journal.prepare(one, ABC)
+    journal.prepare(two, ABC)
+    journal.reveal(one, ALL, ABC, MESSAGE)
+    refused("cap", journal.reveal, two, ALL, ABC, MESSAGE)
+
+
+def test_old_messages_are_dropped_and_cannot_be_asked_for_any_more(journal):
+    for step in range(KEPT_STEPS + 1):
+        reveal(journal, ticket(step=step))
+    assert "too long ago" in refused("lost", journal.revealed, ticket(), ALL, ABC)
+    assert len(journal.revealed(ticket(step=1), ALL, ABC)) == 1
+
+
+def test_scores_come_back_for_their_own_configuration_only(journal):
+    journal.keep_scores("search", 3, "one", {"a": 0.5, "b": float("nan")})
+    again = reopened(journal)
+    found = again.scores("search", 3, "one")
+    assert found["a"] == 0.5
+    assert np.isnan(found["b"])
+    assert again.scores("search", 3, "another") == {}
+    assert again.scores("search", 4, "one") == {}
+    again.forget_scores("search")
+    assert list(again.all_scores("search")) == []
+
+
+def test_deaths_are_counted_by_key_and_client(journal):
+    journal.note_death("key", "a")
+    journal.note_death("key", "a")
+    journal.note_death("other", "b")
+    assert reopened(journal).deaths("key") == {"a": 2}
+
+
+def open_at_once(path, barrier):
+    barrier.wait()
+    SiteJournal(path).enrol(ABC)
+
+
+def test_hosts_of_a_node_may_open_it_at_the_same_moment(tmp_path):
+    # SQLite does not wait while another process turns the file to WAL: unguarded, one start in twelve failed here.
+    fork = multiprocessing.get_context("fork")
+    for attempt in range(40):
+        barrier = fork.Barrier(6)
+        hosts = [fork.Process(target=open_at_once, args=(tmp_path / str(attempt) / "j.db", barrier)) for _ in range(6)]
+        for host in hosts:
+            host.start()
+        for host in hosts:
+            host.join()
+        assert [host.exitcode for host in hosts] == [0] * 6
