@@ -1,0 +1,365 @@
+"""DP-HYPE: clients vote for hyperparameters, and only the noisy count of the votes is released.
+
+Notation, and where it lives here:
+
+| symbol    | meaning                                                              | in the code                      |
+|-----------|----------------------------------------------------------------------|----------------------------------|
+| H_1 … H_p | candidates: public configurations, chosen without data               | `candidates`                     |
+| n, n_min  | clients; clients sure to answer, less the assumed colluders          | `cohort.clients`, `cohort.n_min` |
+| k         | votes a client has, k < p                                            | `votes_per_client`               |
+| v_i       | ballot of client i: ones at its k best candidates, (p,) of 0/1       | stays with the client            |
+| ṽ_i       | v_i + N(0, σ²/n_min · I): noised ballot, (p,)                        | stays with the client            |
+| S         | Σ ṽ_i: noisy count of the votes, (p,)                                | `votes`                          |
+| Δ         | √(2·min(k, p − k)): L2 sensitivity of Σ v_i to replacing one client  | `mechanism.sensitivity`          |
+| μ, σ      | μ = Δ/σ: exact Gaussian DP of the one release                        | `mu`, `sigma`; `quanta` = μ²·2⁶⁰ |
+
+Steps 1 and 2 are Tune trials, 3 and 4 happen inside one release of the cohort, 5 is post-processing:
+
+1. the candidates are public: `define`;
+2. for every candidate, every client trains and scores a model of its own: `propose`, `CandidateTrial`;
+3. every client votes for its k best, ties broken at random, and
+4. the noised ballots are added up: `advance`, the only release;
+5. the winner is argmax S: `best_candidate`.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpray.platform.privacy.budget import Budget, to_mu
+from dpray.platform.privacy.ledger import Plan, PlannedRelease, ReleaseKey
+from dpray.platform.privacy.mechanisms import Regime, TopKVotes, Unit
+from dpray.searchers import space as spaces
+from dpray.searchers.base import PrivateSearcher
+from dpray.searchers.batch import Batch, Config
+from dpray.searchers.errors import SearchError
+from dpray.searchers.trial import EvaluationTrial, head_share
+
+if TYPE_CHECKING:
+    from dpray.platform.cohort import Cohort, CohortHandle, Votes
+    from dpray.platform.privacy.ledger import Attempt, Release, Run
+
+MECHANISM = "votes"
+"""Name of the release in the ledger: (label, "votes", step 0)."""
+
+
+class CandidateTrial(EvaluationTrial):
+    """Step 2: one candidate, trained and scored on every client; the scores stay there."""
+
+    handle: ClassVar[CohortHandle]
+    run: ClassVar[str]
+
+    def evaluate(self, candidate: int, config: Config, mark: str) -> dict[str, int]:
+        """Ask every client; only how many answered comes back."""
+        return {"clients_answered": int(self.handle.evaluate(_scores_of(self.run, mark), candidate, config))}
+
+
+class DPHypeSearch(PrivateSearcher):
+    """Ray Tune searcher that finds hyperparameters by a private vote of the clients (DP-HYPE).
+
+    Args:
+        cohort: the clients; their task's `fit_and_score` says how a candidate is judged.
+        run: the ledger's run that is charged.
+        budget: what the vote may spend, as (ε, δ); or
+        quanta: the same as μ² in quanta of 2⁻⁶⁰ (a share of a larger plan). None: no noise, NOT PRIVATE, which only a
+            `non_private` account admits.
+        votes: k, votes per client. Small cohorts need a small k.
+        candidates: explicit configurations, or how many to draw from the space. Without it the whole grid is searched.
+        space: Tune search space; may be left to `param_space` of the Tuner.
+        seed: public seed of the draws. Not a seed of noise.
+        regime: who adds noise; `central` and `distributed` as the cohort's sum provides them.
+        label: phase of the run in the ledger.
+        reserve: set the spend aside before the first trial. False where the run's plan has a line
+            (label, "votes", unit client) already.
+        max_retries, max_concurrent: see `PrivateSearcher`.
+        resources: what one trial reserves; by default as much of the head node's marker as lets `max_concurrent` run.
+
+    Attributes:
+        votes: S as released, (p,) float64, in votes; raises before there is one.
+        best_candidate, best_config: argmax S, and its configuration.
+
+    Example:
+        >>> search = DPHypeSearch(cohort, run, budget=Budget(3.0, 1e-5), votes=1, space=space)
+        >>> tune.Tuner(
+        ...     search.trainable(),
+        ...     param_space=space,
+        ...     tune_config=tune.TuneConfig(search_alg=search, num_samples=search.num_samples, reuse_actors=True),
+        ... ).fit()
+        >>> search.best_config
+
+    Resuming: build the search again with the same arguments and run a new Tuner. Clients keep their scores, the ledger
+    keeps the vote; if it was released already, no trial runs.
+
+    *Guarantee.* The released counts, and so the winner and every plot of them, are μ-GDP for one client replaced by
+    another (Δ as above, one release whatever p is). Nothing else about scores leaves the clients. Not protected: who
+    takes part, how many answered, and timing.
+
+    Raises:
+        SpaceError, ValueError: nothing to search, k ≥ p, k < 1: before anything is spent.
+        BudgetExceeded, PlanConflict: from `reserve`, before the first trial.
+        ReleaseLost: the vote passed its point of no return and cannot be repeated: its charge stands. Search again
+            under another `label`, which is charged anew; scores are kept.
+    """
+
+    def __init__(
+        self,
+        cohort: Cohort,
+        run: Run,
+        *,
+        budget: Budget | None = None,
+        quanta: int | Literal["budget"] | None = "budget",
+        votes: int = 1,
+        candidates: Sequence[Mapping[str, Any]] | int | None = None,
+        space: Mapping[str, Any] | None = None,
+        seed: int = 0,
+        regime: Regime = Regime.DISTRIBUTED,
+        label: str = "search",
+        reserve: bool = True,
+        max_retries: int = 3,
+        max_concurrent: int = 2,
+        resources: Mapping[str, float] | None = None,
+    ) -> None:
+        super().__init__(max_retries=max_retries, max_concurrent=max_concurrent)
+        if (budget is None) == (quanta == "budget"):
+            raise ValueError("Say what the vote may spend, once: budget=Budget(epsilon, delta), or quanta=… of μ².")
+        self.quanta: int | None = budget.quanta if budget is not None else _whole(quanta)
+        if isinstance(votes, bool) or not isinstance(votes, int) or votes < 1:
+            raise ValueError(f"votes is {votes!r}; every client has at least 1 vote.")
+        self.cohort, self.run, self.label, self.reserve = cohort, run, label, reserve
+        self.votes_per_client, self.regime, self.seed = votes, Regime(regime), seed
+        self.resources = None if resources is None else dict(resources)
+        self._count = candidates if isinstance(candidates, int) else None
+        self._given = None if candidates is None or isinstance(candidates, int) else spaces.distinct(candidates)
+        self._space = space
+        self._candidates: tuple[Config, ...] | None = None
+        self._fixed = False  # begun or restored: the candidates stay as they are
+        self._released: Release | None = None
+        if self._given is not None or space is not None:
+            self.define(None)
+
+    # Step 1: public candidates ----------------------------------------------------------------------------------
+
+    def define(self, space: Mapping[str, Any] | None) -> None:
+        """Fix H_1 … H_p, from the explicit candidates or the space, and refuse a k that does not fit."""
+        if space is None and self._candidates is not None:
+            return
+        found = self._found(space or {})
+        if self._fixed and found != self._candidates:
+            raise SearchError(
+                "The Tuner's param_space gives other candidates than this search has begun with: give the same one."
+            )
+        TopKVotes(self.votes_per_client, len(found))
+        self._candidates = found
+
+    def _found(self, space: Mapping[str, Any]) -> tuple[Config, ...]:
+        keys = [(leaf.path, leaf.values) for leaf in spaces.leaves(space)]
+        if self._given is not None:
+            if keys:
+                raise SearchError("The candidates were given one by one, so param_space may hold constants only.")
+            return spaces.distinct([{**spaces.plain(space), **config} for config in self._given])
+        if not keys and self._space is not None:
+            space = {**space, **self._space}
+        elif self._space is not None and keys != [(leaf.path, leaf.values) for leaf in spaces.leaves(self._space)]:
+            raise SearchError("The Tuner's param_space searches other keys or values than space=: give only one.")
+        elif not space:
+            raise SearchError("There is nothing to search: give candidates=, space=, or the Tuner's param_space.")
+        return spaces.candidates(space, self._count, seed=self.seed)
+
+    @property
+    def candidates(self) -> tuple[Config, ...]:
+        """H_1 … H_p."""
+        if self._candidates is None:
+            raise SearchError("The candidates are not known before the Tuner hands param_space over; or give space=.")
+        return copy.deepcopy(self._candidates)
+
+    @property
+    def evaluations(self) -> int:
+        """One per candidate; each is asked of every client."""
+        if self._candidates is not None:
+            return len(self._candidates)
+        if self._count is not None:
+            return self._count
+        raise SearchError(
+            "How many candidates there are is not known before the Tuner hands param_space over: give the search "
+            "space=param_space, or candidates=… to draw."
+        )
+
+    # Budget -----------------------------------------------------------------------------------------------------
+
+    @property
+    def mechanism(self) -> TopKVotes:
+        """The release: sum of ballots with k ones among p."""
+        return TopKVotes(self.votes_per_client, len(self.candidates))
+
+    @property
+    def mu(self) -> float:
+        """What the vote spends; ∞ without noise."""
+        return math.inf if self.quanta is None else to_mu(self.quanta)
+
+    @property
+    def sigma(self) -> float:
+        """σ, in votes: std of the noise in S if exactly n_min clients add their share (n where each adds it all)."""
+        return float(self.cohort.noise_for(self.mechanism, self.mu, self.regime).sigma)
+
+    @property
+    def sigma_votes(self) -> float:
+        """σ_S, in votes: std of the noise in every entry of S if all clients answer."""
+        noise = self.cohort.noise_for(self.mechanism, self.mu, self.regime)
+        return float(noise.std(1 if self.regime is Regime.CENTRAL else len(self.cohort.clients)))
+
+    def begin(self) -> None:
+        """Set the spend aside before the first trial; a vote that is in the ledger already ends the search here."""
+        self._fixed = True
+        if self.run.stored(self._key) is not None:
+            self._vote()
+            return
+        if self.reserve:
+            self.run.reserve(Plan((PlannedRelease(self.label, MECHANISM, Unit.CLIENT, self.quanta, 1),)))
+        clients = len(self.cohort.clients)
+        if math.sqrt(2) * self.sigma_votes > clients / 2:
+            warnings.warn(
+                f"The vote is mostly noise: a difference of two counts has a standard deviation of "
+                f"{math.sqrt(2) * self.sigma_votes:.1f} votes, and there are {clients} clients. "
+                "Give it more of the budget, fewer votes per client, or more clients.",
+                stacklevel=2,
+            )
+
+    # Step 2: every candidate on every client, as trials ---------------------------------------------------------
+
+    def propose(self, step: int) -> Sequence[Config]:
+        """All candidates at once: the vote is the only step."""
+        return self.candidates
+
+    def trainable(self) -> type:
+        """Class for `tune.Tuner`: one trial asks every client to train and score one candidate.
+
+        Named after the search, so that a result in Tune reads `Candidate_…`. Holds no data: a handle of the cohort.
+        """
+        self._require_attached()
+        self.start_over()
+        resources = self.resources if self.resources is not None else head_share(self.max_concurrent)
+        bound = {"handle": self.cohort.handle(), "run": self.run.name, "resources": resources}
+        return type("Candidate", (CandidateTrial,), bound)
+
+    @property
+    def mark(self) -> str:
+        """Digest of all candidates: scores of an earlier list in the same run are not taken for this one's."""
+        return hashlib.sha256(json.dumps(self.candidates, sort_keys=True).encode()).hexdigest()[:8]
+
+    # Steps 3 and 4: the vote, the only release ------------------------------------------------------------------
+
+    def advance(self, step: int, batch: Batch) -> str | None:
+        """Every candidate is settled: have the clients vote, and release the noisy count."""
+        p = len(batch.points)
+        if not batch.evaluated:
+            return (
+                f"none of the {p} candidates was evaluated, because their trials failed (see Tune's error files). "
+                "No vote was held and nothing was spent."
+            )
+        self._vote()
+        self.cohort.forget(_scores_of(self.run.name, self.mark))  # nothing needs the scores any more
+        missing = f" {len(batch.given_up)} were given up after failures and count as worst." if batch.given_up else ""
+        return (
+            f"{len(batch.evaluated)} of {p} candidates were evaluated, the clients voted, and candidate "
+            f"{self.best_candidate} has the most votes.{missing}"
+        )
+
+    def _vote(self) -> None:
+        """Charge, sum the noised ballots, store, read: once per run and label, however often this is called."""
+        mechanism = self.mechanism
+        query = {
+            **self._ballots.describe(),
+            "configurations": list(self.candidates),
+            "clients": len(self.cohort.clients),
+            "n_min": self.cohort.n_min,
+            "regime": self.regime.value,
+        }
+        self._released = self.run.release(
+            self._key, query, mechanism, self.quanta, self._sum_ballots, trust=self.cohort.trust(self.regime)
+        )
+        self._releases = [self._released]
+        if not self.finished and not self._released.first:
+            self.finish(
+                f"the vote of this run was released before; candidate {self.best_candidate} has the most votes."
+            )
+
+    def _sum_ballots(self, attempt: Attempt) -> NDArray[Any]:
+        """S = Σ ṽ_i over the clients that answer. Ballots and noise are made at the clients."""
+        packed: NDArray[Any] = self.cohort.sum(attempt, self._ballots, self.mechanism, self.regime).pack()
+        return packed
+
+    @property
+    def _ballots(self) -> Votes:
+        from dpray.platform.cohort import Votes
+
+        return Votes(_scores_of(self.run.name, self.mark), len(self.candidates), self.votes_per_client)
+
+    @property
+    def _key(self) -> ReleaseKey:
+        return ReleaseKey(self.label, MECHANISM, 0)
+
+    # Step 5: the winner -----------------------------------------------------------------------------------------
+
+    @property
+    def votes(self) -> NDArray[np.float64]:
+        """S as released: noisy votes per candidate, (p,). May be logged and plotted."""
+        if self._released is None and self._candidates is not None and self.run.stored(self._key) is not None:
+            self._vote()
+        if self._released is None:
+            raise self._result_missing()
+        return np.asarray(self._released.value[: len(self.candidates)], dtype=np.float64)
+
+    @property
+    def best_candidate(self) -> int:
+        """Argmax S."""
+        return int(np.argmax(self.votes))
+
+    @property
+    def best_config(self) -> Config:
+        """The configuration with the most noisy votes, without reserved keys."""
+        return copy.deepcopy(self.candidates[self.best_candidate])
+
+    # Saved state ------------------------------------------------------------------------------------------------
+
+    def search_state(self) -> dict[str, Any]:
+        """Candidates, k, label and regime: all public. Votes are in the ledger, scores at the clients."""
+        return {
+            "candidates": None if self._candidates is None else list(self.candidates),
+            "votes": self.votes_per_client,
+            "label": self.label,
+            "regime": self.regime.value,
+        }
+
+    def load_search_state(self, state: Mapping[str, Any]) -> None:
+        """Take the candidates over; refuse a state of a search built otherwise."""
+        for name, mine in (("votes", self.votes_per_client), ("label", self.label), ("regime", self.regime.value)):
+            if state[name] != mine:
+                raise SearchError(f"The saved search has {name} = {state[name]!r}, this one was built with {mine!r}.")
+        saved = None if state["candidates"] is None else tuple(state["candidates"])
+        if None not in (saved, self._candidates) and saved != self._candidates:
+            raise SearchError("The saved search has other candidates than this one was built with.")
+        if saved is not None:
+            self._candidates, self._fixed = saved, True
+
+
+def _scores_of(run: str, mark: str) -> str:
+    """Name under which clients keep the scores of one list of candidates."""
+    return f"{run}:{mark}"
+
+
+def _whole(quanta: int | str | None) -> int | None:
+    """An explicit spend; the ledger checks the number again."""
+    if quanta is None:
+        return None
+    if isinstance(quanta, bool) or not isinstance(quanta, int) or quanta < 1:
+        raise ValueError(f"quanta is {quanta!r}; it is a whole number of quanta of μ² from 1, or None (NOT PRIVATE).")
+    return quanta
