@@ -1,0 +1,234 @@
+"""DP-FedSOFIM's server step: golden trajectories, a dense inverse, and what noise alone puts into the momentum."""
+
+import json
+import tracemalloc
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import chi2
+
+from dpray.trainers import sofim
+from dpray.trainers.fedgd import FedGDSettings
+from dpray.trainers.settings import ServerState
+from dpray.trainers.sofim import SOFIMSettings, momentum, momentum_noise_energy, precondition
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+FALSE_ALARM = 1e-6
+
+
+def vectors(d=7, number=3, seed=0):
+    return np.random.default_rng(seed).standard_normal((number, d))
+
+
+def some_settings(**changes):
+    return SOFIMSettings(**{"rounds": 10, "learning_rate": 0.1, "clip": 1.0, **changes})
+
+
+def trajectory(settings, gradients, noise=0.0):
+    state = settings.initial_state(np.zeros(np.shape(gradients)[1:]))
+    thetas = []
+    for t, gradient in enumerate(gradients, start=1):
+        state = settings.server_step(state, np.asarray(gradient), t, noise)
+        thetas.append(state.theta)
+    return np.array(thetas)
+
+
+def test_precondition_golden():
+    golden = json.loads((GOLDEN / "sofim_step.json").read_text())
+    M, G = np.array(golden["M"]), np.array(golden["G"])
+    np.testing.assert_allclose(precondition(G, M, golden["rho"]), golden["H_times_G"], rtol=1e-13)
+    np.testing.assert_allclose(precondition(M, M, golden["rho"]), golden["H_times_M"], rtol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("mode", "correction", "name"),
+    [
+        ("gradient", False, "precondition_gradient_no_bias_correction"),
+        ("momentum", True, "precondition_momentum_bias_corrected"),
+    ],
+)
+def test_trajectory_golden(mode, correction, name):
+    golden = json.loads((GOLDEN / "sofim_trajectory.json").read_text())
+    settings = some_settings(
+        learning_rate=golden["eta"],
+        momentum=golden["beta"],
+        rho=golden["rho"],
+        precondition=mode,
+        bias_correction=correction,
+    )
+    np.testing.assert_allclose(trajectory(settings, golden["gradients"]), golden[name], rtol=1e-12)
+
+
+@given(seed=st.integers(0, 10**6), d=st.integers(1, 40), rho=st.floats(1e-3, 1e3), scale=st.floats(1e-3, 1e3))
+def test_precondition_is_the_dense_inverse(seed, d, rho, scale):
+    M, v, _ = scale * vectors(d, seed=seed)
+    expected = np.linalg.solve(rho * np.eye(d) + np.outer(M, M), v)
+    tolerance = 1e-9 * (1 + scale**2 * d / rho) * np.linalg.norm(v) / rho
+    np.testing.assert_allclose(precondition(v, M, rho), expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("mode", ["gradient", "momentum"])
+@pytest.mark.parametrize("correction", [False, True])
+def test_the_fused_step_is_the_formula(mode, correction, monkeypatch):
+    monkeypatch.setattr(sofim, "_BLOCK", 3)  # several blocks, the last one short
+    settings = some_settings(precondition=mode, bias_correction=correction, momentum=0.8, rho=0.3)
+    state = settings.initial_state(vectors()[0])
+    M = np.zeros(7)
+    for t in range(1, 5):
+        G = vectors(seed=t)[1]
+        M = momentum(M, G, 0.8)
+        M_hat = M / (1 - 0.8**t) if correction else M
+        expected = state.theta - 0.1 * precondition(G if mode == "gradient" else M_hat, M_hat, 0.3)
+        state = settings.server_step(state, G, t, 0.0)
+        np.testing.assert_allclose(state.theta, expected, rtol=1e-12)
+        np.testing.assert_allclose(state.slots["momentum"], M, rtol=1e-13)
+
+
+def test_a_step_changes_none_of_its_arguments():
+    settings = some_settings()
+    theta, M, G = vectors()
+    state = ServerState(theta.copy(), {"momentum": M.copy(), "noise_variance": np.zeros(())}, 3)
+    settings.server_step(state, G, 4, 0.1)
+    np.testing.assert_array_equal(state.theta, theta)
+    np.testing.assert_array_equal(state.slots["momentum"], M)
+
+
+@pytest.mark.parametrize("mode", ["gradient", "momentum"])
+def test_leading_axes_are_independent_runs(mode):
+    settings = some_settings(precondition=mode, bias_correction=True)
+    gradients = np.random.default_rng(5).standard_normal((4, 3, 2, 6))
+    together = trajectory(settings, gradients)
+    for i in range(3):
+        for j in range(2):
+            np.testing.assert_allclose(together[:, i, j], trajectory(settings, gradients[:, i, j]), rtol=1e-12)
+
+
+@pytest.mark.parametrize("mode", ["gradient", "momentum"])
+def test_in_place_it_needs_no_array_of_size_d(mode):
+    d = 1_000_000
+    theta, M, G = vectors(d)
+    expected = sofim.step(theta, M, G, learning_rate=0.1, beta=0.9, rho=0.5, mode=mode)
+    tracemalloc.start()
+    got = sofim.step(theta, M, G, learning_rate=0.1, beta=0.9, rho=0.5, mode=mode, out=(theta, M))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert got[0] is theta
+    assert got[1] is M
+    np.testing.assert_array_equal(theta, expected[0])
+    np.testing.assert_array_equal(M, expected[1])
+    assert peak < 0.1 * theta.nbytes
+
+
+@given(seed=st.integers(0, 10**6), rho=st.floats(1e-4, 1e4), scale=st.floats(1e-4, 1e4))
+def test_a_momentum_step_is_never_longer_than_eta_over_two_roots_of_rho(seed, rho, scale):
+    settings = some_settings(precondition="momentum", rho=rho)
+    thetas = trajectory(settings, scale * vectors(5, 4, seed))
+    steps = np.linalg.norm(np.diff(thetas, axis=0, prepend=np.zeros((1, 5))), axis=1)
+    assert np.all(steps <= 0.1 / (2 * np.sqrt(rho)) * (1 + 1e-12))
+
+
+def test_with_much_damping_the_gradient_step_is_fedgd_at_rate_eta_over_rho():
+    gradients = vectors(6, 5)
+    rho = 1e9
+    preconditioned = trajectory(some_settings(learning_rate=0.2 * rho, rho=rho), gradients)
+    np.testing.assert_allclose(preconditioned, -0.2 * np.cumsum(gradients, axis=0), rtol=1e-6)
+
+
+def test_fedgd_descends_the_gradient():
+    settings = FedGDSettings(rounds=5, learning_rate=0.2, clip=1.0)
+    gradients = np.random.default_rng(0).standard_normal((5, 2, 4))
+    np.testing.assert_allclose(trajectory(settings, gradients), -0.2 * np.cumsum(gradients, axis=0), rtol=1e-12)
+
+
+def simulated_energy_lies_within(expected, d, noise, beta, t):
+    """Whether ‖M_t‖² of simulated noise agrees with an expected value, false-alarm rate 1e-6.
+
+    The coordinates of M_t are independent normals of equal variance, so runs · d of them give a χ² exactly.
+    """
+    runs = 400
+    rng = np.random.default_rng(7)
+    M = np.zeros((runs, d))
+    for _ in range(t):
+        M = momentum(M, noise * rng.standard_normal((runs, d)), beta)
+    total = float(np.sum(M**2)) / (expected / d)
+    low, high = chi2.ppf([FALSE_ALARM / 2, 1 - FALSE_ALARM / 2], runs * d)
+    return low < total < high
+
+
+@pytest.mark.parametrize(("beta", "t"), [(0.9, 1), (0.9, 3), (0.9, 40), (0.5, 2), (0.0, 4)])
+def test_momentum_noise_energy_by_simulation(beta, t):
+    d, noise = 300, 0.7
+    assert simulated_energy_lies_within(momentum_noise_energy(d, noise, beta, t), d, noise, beta, t)
+
+
+def test_the_simulation_would_see_a_wrong_energy():
+    """Negative control: the limit t → ∞ is not yet right at t = 3, nor is 5 % too much at any t."""
+    d, noise = 300, 0.7
+    limit = momentum_noise_energy(d, noise, 0.9, 10**6)
+    assert not simulated_energy_lies_within(limit, d, noise, 0.9, 3)
+    assert not simulated_energy_lies_within(1.05 * momentum_noise_energy(d, noise, 0.9, 3), d, noise, 0.9, 3)
+
+
+@pytest.mark.parametrize("correction", [False, True])
+def test_relative_damping_is_a_multiple_of_the_noise_floor(correction):
+    relative = some_settings(rho=2.0, rho_relative=True, bias_correction=correction)
+    state = absolute_state = relative.initial_state(np.zeros(7))
+    for t in range(1, 6):
+        G = vectors(seed=t)[0]
+        floor = momentum_noise_energy(7, 0.3, 0.9, t, bias_correction=correction)
+        state = relative.server_step(state, G, t, 0.3)
+        absolute = some_settings(rho=2.0 * floor, bias_correction=correction)
+        absolute_state = absolute.server_step(absolute_state, G, t, 0.3)
+        np.testing.assert_allclose(state.theta, absolute_state.theta, rtol=1e-12)
+        assert relative.diagnostics(state, t) == pytest.approx(absolute.diagnostics(absolute_state, t))
+
+
+def test_relative_damping_needs_noise():
+    settings = some_settings(rho_relative=True)
+    with pytest.raises(ValueError, match="this run has none"):
+        settings.server_step(settings.initial_state(np.zeros(3)), np.ones(3), 1, 0.0)
+
+
+def test_the_ratio_of_momentum_to_damping_is_reported():
+    settings = some_settings(momentum=0.5, rho=0.25)
+    state = settings.server_step(settings.initial_state(np.zeros(2)), np.array([3.0, 4.0]), 1, 0.0)
+    assert settings.diagnostics(state, 1) == {"round/momentum_over_rho": pytest.approx(2.5**2 / 0.25)}
+
+
+def test_a_candidate_is_laid_over_the_defaults():
+    make = partial(SOFIMSettings.from_config, defaults={"rounds": 40, "learning_rate": 1.0, "rho": 2.0})
+    settings = make({"learning_rate": 4.0, "clip": 0.25})
+    assert (settings.rounds, settings.learning_rate, settings.clip, settings.rho) == (40, 4.0, 0.25, 2.0)
+    assert SOFIMSettings.from_config(settings.as_dict()) == settings
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        ({"learning_rat": 1.0}, "`learning_rat` is not a setting of DP-FedSOFIM; did you mean `learning_rate`"),
+        ({"lr": 1.0}, "`lr` is not a setting"),
+        ({}, "needs `rounds`"),
+        ({"rounds": 0}, "`rounds` of DP-FedSOFIM must be a whole number of at least 1, and 0"),
+        ({"rounds": 2.0}, "whole number of at least 1, and 2.0"),
+        ({"rounds": True}, "and True was given"),
+        ({"rounds": 5, "learning_rate": 0.0}, "`learning_rate` of DP-FedSOFIM must be a finite number above 0"),
+        ({"rounds": 5, "clip": float("nan")}, "`clip` of DP-FedSOFIM must be a finite number above 0, and nan"),
+        ({"rounds": 5, "clip": float("inf")}, "and inf was given"),
+        ({"rounds": 5, "clip": -1.0}, "and -1.0 was given"),
+        ({"rounds": 5, "momentum": 1.0}, "`momentum` of DP-FedSOFIM must be at least 0 and below 1"),
+        ({"rounds": 5, "momentum": -0.1}, "and -0.1 was given"),
+        ({"rounds": 5, "rho": 0}, "`rho` of DP-FedSOFIM must be a finite number above 0"),
+        ({"rounds": 5, "precondition": "hessian"}, "must be `gradient` or `momentum`, and 'hessian'"),
+        ({"rounds": 5, "bias_correction": 1}, "must be true or false, and 1"),
+        ({"rounds": 5, "local_steps": 0}, "`local_steps` of DP-FedSOFIM"),
+        ({"rounds": 5, "weighting": "size"}, "must be `records` or `clients`, and 'size'"),
+    ],
+)
+def test_settings_refuse_with_a_sentence(config, sentence):
+    with pytest.raises(ValueError, match=r"was given|did you mean|needs") as refusal:
+        SOFIMSettings.from_config(config)
+    assert sentence in str(refusal.value)

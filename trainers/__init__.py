@@ -1,0 +1,54 @@
+"""Private federated training: one small file per algorithm around one round loop.
+
+Names are imported when they are first used, so that importing the package is quick and never loads torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dpray.trainers.base import FederatedTrainer as FederatedTrainer
+    from dpray.trainers.checkpoints import CheckpointConflict as CheckpointConflict
+    from dpray.trainers.checkpoints import load_parameters as load_parameters
+    from dpray.trainers.fedgd import DPFedGDTrainer as DPFedGDTrainer
+    from dpray.trainers.fedgd import FedGDSettings as FedGDSettings
+    from dpray.trainers.models import LinearHead as LinearHead
+    from dpray.trainers.models import Model as Model
+    from dpray.trainers.rehearsal import Rehearsal as Rehearsal
+    from dpray.trainers.rehearsal import TrainingTask as TrainingTask
+    from dpray.trainers.settings import ServerState as ServerState
+    from dpray.trainers.settings import Settings as Settings
+    from dpray.trainers.sofim import DPFedSOFIMTrainer as DPFedSOFIMTrainer
+    from dpray.trainers.sofim import SOFIMSettings as SOFIMSettings
+    from dpray.trainers.torch_module import TorchModule as TorchModule
+
+_HOMES = {
+    "CheckpointConflict": "checkpoints",
+    "DPFedGDTrainer": "fedgd",
+    "DPFedSOFIMTrainer": "sofim",
+    "FedGDSettings": "fedgd",
+    "FederatedTrainer": "base",
+    "LinearHead": "models",
+    "Model": "models",
+    "Rehearsal": "rehearsal",
+    "SOFIMSettings": "sofim",
+    "ServerState": "settings",
+    "Settings": "settings",
+    "TorchModule": "torch_module",
+    "TrainingTask": "rehearsal",
+    "load_parameters": "checkpoints",
+}
+
+__all__ = sorted(_HOMES)  # noqa: PLE0605
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})
