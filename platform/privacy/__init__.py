@@ -12,6 +12,7 @@ from dpray.platform.privacy.mechanisms import (
     Unit,
 )
 from dpray.platform.privacy.noise import GridNoise, NoiseSource
+from dpray.platform.privacy.pld import PoissonSampled
 
 __all__ = [
     "Budget",
@@ -22,6 +23,7 @@ __all__ = [
     "Mechanism",
     "NoiseSource",
     "NoisyMax",
+    "PoissonSampled",
     "Regime",
     "TopKVotes",
     "Unit",

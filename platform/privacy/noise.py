@@ -174,6 +174,23 @@ def _aliasing(ratio: float, dimension: int, noisers: int) -> float:
     return min(dimension * noisers * math.exp(-((math.pi * ratio) ** 2)), 1.0)
 
 
+def counted_noisers(quorum: int, colluders: int) -> int:
+    """n_min: parties whose noise is counted on, max(quorum − colluders, 1).
+
+    Whoever takes part knows its own share and can subtract it from the released sum, so at least one party is taken for
+    a colluder. Where that would leave none, each party's share is the whole noise.
+
+    Args:
+        quorum: fewest parties that answer.
+        colluders: parties that may pool what they know, at least 1.
+
+    Raises:
+        ValueError: a number is not a whole number from 1.
+    """
+    quorum = checks.integer("quorum", quorum, at_least=1)
+    return max(quorum - checks.integer("colluders", colluders, at_least=1), 1)
+
+
 def to_grid(x: ArrayLike, grid: float) -> IntArray:
     """Nearest grid points of `x`, as int64 multiples of `grid`; same shape.
 

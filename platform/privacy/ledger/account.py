@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sqlalchemy import func, insert, select, update
 
 from dpray.platform.privacy import gdp
 from dpray.platform.privacy.budget import Budget, remaining_epsilon
-from dpray.platform.privacy.ledger import rows, schema, statement
+from dpray.platform.privacy.ledger import composing, rows, schema, statement
 from dpray.platform.privacy.ledger.chain import Entry, Transaction
 from dpray.platform.privacy.ledger.charging import amount, upper_mu
 from dpray.platform.privacy.ledger.errors import BudgetConflict, LedgerError
@@ -18,6 +19,8 @@ from dpray.platform.privacy.ledger.statement import Statement
 from dpray.platform.privacy.mechanisms import Unit
 
 if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
     from dpray.platform.privacy.ledger.population import Population
 
 _TOUCHING = frozenset({"charge", "reserve", "lose", "close"})
@@ -45,12 +48,15 @@ class Account:
 
     @property
     def kind(self) -> str:
-        """`gdp`: spends are exact μ²."""
+        """`gdp`: spends are exact μ². `pld`: spends are events, and their composed ε decides."""
         return self._row().kind
 
     @property
     def spent(self) -> int:
-        """Quanta of μ² charged; releases without noise are counted in `unbounded` instead."""
+        """Quanta of μ² charged; releases without noise are counted in `unbounded` instead.
+
+        On an account of kind `pld`: what the releases would have cost without sampling. `spent_epsilon` is what counts.
+        """
         return self._row().spent
 
     @property
@@ -65,22 +71,35 @@ class Account:
 
     @property
     def remaining(self) -> int | None:
-        """Quanta free of every reservation; None where the budget is infinite (non-private)."""
+        """Quanta free of every reservation; None where the budget is infinite (non-private).
+
+        Errors: LedgerError on an account of kind `pld`: what is free depends on what it will be spent on.
+        """
         row = self._row()
+        if row.kind == composing.PLD:
+            raise LedgerError(
+                f"The {self.unit} account of population {self.population.name!r} is of kind 'pld': composed events "
+                "leave no μ² to subtract. Read `spent_epsilon`, and let `Run.reserve` say whether a plan fits."
+            )
         return None if row.limit is None else row.limit - row.spent - row.reserved
 
     @property
     def spent_epsilon(self) -> float:
         """ε of everything charged, at the account's δ, rounded up; ∞ after a release without noise."""
         row = self._row()
+        if row.kind == composing.PLD:
+            return self.population.storage.read(lambda connection: self._composed(connection, row))
         if row.unbounded:
             return float("inf")
         return gdp.epsilon(upper_mu(row.spent), row.budget.delta) if row.spent else 0.0
 
     @property
     def remaining_epsilon(self) -> float:
-        """ε(√(μ_B² − μ²)) of what is neither charged nor set aside; ε does not subtract."""
+        """ε(√(μ_B² − μ²)) of what is neither charged nor set aside; ε does not subtract. NaN for kind `pld`: no such
+        number."""
         row = self._row()
+        if row.kind == composing.PLD:
+            return float("nan")
         if row.limit is None:
             return float("inf")
         return remaining_epsilon(row.budget, row.spent + row.reserved)
@@ -97,7 +116,10 @@ class Account:
             row = self._find(rows.accounts(transaction.connection, self.population.name))
             if row.budget == budget:
                 return
-            self._refuse_below(row, budget)
+            if row.kind == composing.PLD:
+                self._refuse_composed_below(transaction.connection, row, budget)
+            else:
+                self._refuse_below(row, budget)
             cells = budget_cells(budget)
             sequence = transaction.append(
                 "amend",
@@ -142,6 +164,21 @@ class Account:
 
     def _find(self, found: tuple[rows.AccountRow, ...]) -> rows.AccountRow:
         return next(row for row in found if row.unit is self.unit)
+
+    def _composed(self, connection: Connection, row: rows.AccountRow, *, plans: bool = False) -> float:
+        name = self.population.name
+        spends = composing.charged(connection, name) + (composing.planned(connection, name) if plans else [])
+        return composing.epsilon(name, row.unit, row.budget.delta, rows.maxima(connection, name), spends)
+
+    def _refuse_composed_below(self, connection: Connection, row: rows.AccountRow, budget: Budget) -> None:
+        composing.check_kind(row.kind, budget)
+        committed = self._composed(connection, replace(row, budget=budget), plans=True)
+        if committed > budget.epsilon:
+            raise BudgetConflict(
+                f"The {self.unit} account of population {self.population.name!r} cannot be lowered to ε = "
+                f"{budget.epsilon:g} at δ = {budget.delta:g}: what is spent and set aside by plans composes to ε = "
+                f"{committed:.6g} there. Close runs that are over, or keep a budget of at least that."
+            )
 
     def _refuse_below(self, row: rows.AccountRow, budget: Budget) -> None:
         limit = budget.quanta

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from dpray.platform.privacy import pld
 from dpray.platform.privacy.ledger.chain import canonical
 from dpray.platform.privacy.ledger.errors import LedgerError
 from dpray.platform.privacy.mechanisms import Unit
@@ -19,7 +20,11 @@ _MOST_STEPS = 2**63 - 1
 
 
 class Releasable(Protocol):
-    """What the ledger needs to know of a mechanism: whom it protects, and its public constants (plain JSON values)."""
+    """What the ledger needs to know of a mechanism: whom it protects, and its public constants (plain JSON values).
+
+    A mechanism that releases over a Poisson sample has a `sampling_probability` too (`pld.PoissonSampled`); its quanta
+    are the μ² it would cost without sampling, σ = Δ/μ.
+    """
 
     @property
     def unit(self) -> Unit:
@@ -61,6 +66,8 @@ class PlannedRelease:
         unit: unit of the mechanism.
         quanta: total over all steps, in quanta of 2⁻⁶⁰; None for releases without noise.
         steps: number of releases.
+        sampling_probability: of the mechanism, below 1 for Poisson-sampled releases (accounts of kind `pld`); `quanta`
+            are then the μ² without sampling, and each step is set aside as ⌈quanta/steps⌉.
     """
 
     label: str
@@ -68,6 +75,7 @@ class PlannedRelease:
     unit: Unit
     quanta: int | None
     steps: int
+    sampling_probability: float = 1.0
 
     def __post_init__(self) -> None:
         checked_name("label", self.label)
@@ -75,6 +83,7 @@ class PlannedRelease:
         object.__setattr__(self, "unit", Unit(self.unit))
         object.__setattr__(self, "steps", whole("steps", self.steps, least=1))
         object.__setattr__(self, "quanta", spend(self.quanta))
+        object.__setattr__(self, "sampling_probability", probability(self.sampling_probability))
         if self.quanta is not None and self.quanta < self.steps:
             raise LedgerError(
                 f"{self.steps} planned releases of {self.label}/{self.mechanism} cannot share {self.quanta} quanta of "
@@ -109,7 +118,10 @@ class Plan:
 
     def text(self) -> str:
         """Canonical text, equal for equal plans whatever the order of their lines."""
-        rows = sorted([r.label, r.mechanism, str(r.unit), spend_text(r.quanta), r.steps] for r in self.releases)
+        rows = sorted(
+            [r.label, r.mechanism, str(r.unit), spend_text(r.quanta), r.steps, repr(r.sampling_probability)]
+            for r in self.releases
+        )
         return canonical(rows)
 
 
@@ -119,13 +131,15 @@ def request_digest(query: Mapping[str, Any], mechanism: Releasable, quanta: int 
     `query` may hold JSON values and NumPy arrays (digested by dtype, shape and bytes). It never holds data or losses:
     a digest of private values would reveal them to whoever can guess.
     """
-    request = {
+    request: dict[str, Any] = {
         "query": query,
         "mechanism": mechanism.describe(),
         "unit": str(mechanism.unit),
         "quanta": spend_text(quanta),
         "trust": trust,
     }
+    if (q := sampling_of(mechanism)) < 1:
+        request["sampling"] = q
     try:
         return hashlib.sha256(canonical(plain(request)).encode()).hexdigest()
     except (TypeError, ValueError) as error:
@@ -156,6 +170,19 @@ def plain(value: Any) -> Any:
 def spend(quanta: int | None) -> int | None:
     """A spend as the ledger takes it: a whole number of quanta ≥ 1, or None where there is no noise."""
     return None if quanta is None else whole("quanta", quanta, least=1)
+
+
+def sampling_of(mechanism: Releasable) -> float:
+    """The sampling probability of a mechanism; 1 for those that do not sample."""
+    return probability(getattr(mechanism, "sampling_probability", 1.0))
+
+
+def probability(value: Any) -> float:
+    """A sampling probability in (0, 1], or a sentence."""
+    try:
+        return pld.sampling(value)
+    except ValueError as error:
+        raise LedgerError(str(error)) from None
 
 
 def spend_text(quanta: int | None) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy import insert, select, update
 
 from dpray.platform.privacy.budget import Budget
-from dpray.platform.privacy.ledger import rows, schema, storing
+from dpray.platform.privacy.ledger import composing, rows, schema, storing
 from dpray.platform.privacy.ledger.account import Account, budget_cells, record_claim
 from dpray.platform.privacy.ledger.chain import Transaction
 from dpray.platform.privacy.ledger.charging import admit, factor
@@ -47,7 +47,7 @@ class Population:
         """Declared public maximum of records one client has; None: not declared."""
         return self.storage.read(lambda connection: rows.maxima(connection, self.name)).records_per_client
 
-    def account(self, unit: Unit | str, budget: Budget | None = None, *, kind: str = "gdp") -> Account:
+    def account(self, unit: Unit | str, budget: Budget | None = None, *, kind: str | None = None) -> Account:
         """Open the account of a unit, or create it with a budget.
 
         A new account is charged everything the population has released before, and sets aside what open runs planned.
@@ -55,26 +55,27 @@ class Population:
         Args:
             unit: `record`, `user` or `client`.
             budget: lifetime budget; None opens what is there.
-            kind: `gdp`.
+            kind: `gdp` (default): exact μ². `pld`: events composed by privacy loss distributions, which Poisson-sampled
+                releases need. All accounts of a population are of one kind. None with no budget opens either.
 
-        Errors: LedgerError where there is none and no budget was given; BudgetConflict on another budget than the one
-        in force; BudgetExceeded where the past already exceeds a new account's budget.
+        Errors: LedgerError where there is none and no budget was given, or for another kind than the population's;
+        BudgetConflict on another budget than the one in force; BudgetExceeded where the past already exceeds a new
+        account's budget.
         """
         unit = _unit(unit)
-        if kind != "gdp":
-            raise LedgerError(
-                f"An account is of kind 'gdp'; {kind!r} was given. Guarantees that are known only as RDP or (ε, δ), "
-                "such as those of sub-sampling, have no finite μ and cannot be charged to it."
-            )
         if budget is None:
-            if not any(row.unit is unit for row in self._rows()):
+            there = self._rows()
+            if kind is not None:
+                self._refuse_other_kind(there, kind)
+            if not any(row.unit is unit for row in there):
                 raise LedgerError(
                     f"Population {self.name!r} has no {unit} account. Create it with a lifetime budget: "
                     f"population.account({str(unit)!r}, Budget(epsilon=…, delta=…))."
                 )
             return Account(self, unit)
-        given = budget
-        self.storage.write(lambda transaction: self._open(transaction, unit, given))
+        given, wanted = budget, composing.GDP if kind is None else kind
+        composing.check_kind(wanted, given)
+        self.storage.write(lambda transaction: self._open(transaction, unit, given, wanted))
         return Account(self, unit)
 
     def accounts(self) -> tuple[Account, ...]:
@@ -122,9 +123,11 @@ class Population:
         storing.sweep(connection, self.files, self.name, name)
         return epoch
 
-    def _open(self, transaction: Transaction, unit: Unit, budget: Budget) -> None:
+    def _open(self, transaction: Transaction, unit: Unit, budget: Budget, kind: str) -> None:
         connection = transaction.connection
-        there = next((row for row in rows.accounts(connection, self.name) if row.unit is unit), None)
+        accounts = rows.accounts(connection, self.name)
+        self._refuse_other_kind(accounts, kind)
+        there = next((row for row in accounts if row.unit is unit), None)
         if there is not None:
             if there.budget != budget:
                 raise BudgetConflict(
@@ -134,21 +137,34 @@ class Population:
                 )
             return
         spent, reserved, unbounded = self._past(connection, unit)
-        account = AccountRow(unit, "gdp", budget, budget.quanta, 0, 0, 0)
+        account = AccountRow(unit, kind, budget, budget.quanta, 0, 0, 0)
         what = "what the population has released and planned so far, which a new account is charged at once,"
-        admit(self.name, account, None if unbounded else spent + reserved, 0, what)
+        if kind == composing.PLD:
+            past = composing.charged(connection, self.name) + composing.planned(connection, self.name)
+            composing.admit(connection, self.name, account, past, what)
+        else:
+            admit(self.name, account, None if unbounded else spent + reserved, 0, what)
         cells = budget_cells(budget)
         amounts = {"spent": str(spent), "reserved": str(reserved), "unbounded": unbounded}
-        name = {"population": self.name, "unit": str(unit), "kind": "gdp"}
+        name = {"population": self.name, "unit": str(unit), "kind": kind}
         connection.execute(insert(schema.accounts), {**name, **cells, **amounts})
         sequence = transaction.append("account", {**name, "budget": cells, **amounts}).sequence
         record_claim(transaction, self.name, unit, cells, "opened", sequence)
+
+    def _refuse_other_kind(self, accounts: tuple[AccountRow, ...], kind: str) -> None:
+        other = next((row for row in accounts if row.kind != kind), None)
+        if other is not None:
+            raise LedgerError(
+                f"The accounts of population {self.name!r} are of kind {other.kind!r}, and {kind!r} was asked for: "
+                "exact μ² and composed events do not mix on one population. Open it with "
+                f"kind={other.kind!r}."
+            )
 
     def _past(self, connection: Connection, unit: Unit) -> tuple[int, int, int]:
         """(spent, reserved, noiseless releases) of a new account: everything charged and planned before it."""
         maxima = rows.maxima(connection, self.name)
         spent = unbounded = reserved = 0
-        for of, quanta, count in rows.spends(connection, self.name):
+        for of, quanta, _, count in rows.spends(connection, self.name):
             if quanta is None:
                 unbounded += count
             else:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sqlalchemy import Connection, bindparam, insert, update
 
-from dpray.platform.privacy.ledger import rows, schema
+from dpray.platform.privacy.ledger import composing, rows, schema
 from dpray.platform.privacy.ledger.chain import Transaction, canonical
 from dpray.platform.privacy.ledger.charging import admit, factor
+from dpray.platform.privacy.ledger.composing import Spend, refuse_sampled
 from dpray.platform.privacy.ledger.errors import LedgerError
-from dpray.platform.privacy.ledger.plan import Releasable, ReleaseKey, plain, spend_text
+from dpray.platform.privacy.ledger.plan import Releasable, ReleaseKey, plain, sampling_of, spend_text
 from dpray.platform.privacy.ledger.prepared import Prepared
-from dpray.platform.privacy.ledger.rows import AccountRow, RunRow
+from dpray.platform.privacy.ledger.rows import AccountRow, LineRow, RunRow
 from dpray.platform.privacy.mechanisms import Unit
 
 _A, _L = schema.accounts.c, schema.lines.c
@@ -31,14 +32,14 @@ _CONSUME = Prepared(
         _L.mechanism == bindparam("m"),
         _L.unit == bindparam("u"),
     )
-    .values(remaining=bindparam("remaining"))
+    .values(remaining=bindparam("remaining"), left=bindparam("left"))
 )
 _INSERT = Prepared(insert(schema.releases))
 
 
 @dataclass(frozen=True)
 class Ask:
-    """A release that asks to be charged. `quanta` is μ² in the mechanism's own unit; None: without noise."""
+    """A release that asks to be charged. `quanta` is μ² in the mechanism's own unit, unsampled; None: without noise."""
 
     key: ReleaseKey
     mechanism: Releasable
@@ -46,6 +47,11 @@ class Ask:
     request: str
     trust: str
     stamps: tuple[str, ...]
+
+    @property
+    def sampling(self) -> float:
+        """Sampling probability of the mechanism; 1 for those that do not sample."""
+        return sampling_of(self.mechanism)
 
 
 def charge(transaction: Transaction, population: str, name: str, run: RunRow, ask: Ask) -> int:
@@ -56,13 +62,18 @@ def charge(transaction: Transaction, population: str, name: str, run: RunRow, as
     connection, key, unit = transaction.connection, ask.key, Unit(ask.mechanism.unit)
     accounts = rows.accounts(connection, population)
     refuse_without_account(population, accounts)
-    aside = rows.set_aside(connection, population, name, key, unit) if run.plan is not None else 0
-    own = min(aside, ask.quanta or 0)
+    what = f"release {key} of run {name!r}"
+    refuse_sampled(population, accounts, f"R{what[1:]}", ask.quanta, ask.sampling)
+    line = rows.line(connection, population, name, key, unit) if run.plan is not None else None
+    own = set_aside(line, ask)
     costs, payments = {}, []
     for account in accounts:
         each = factor(population, account.unit, unit, run.maxima)
         asked = None if ask.quanta is None else each * ask.quanta
-        admit(population, account, asked, each * own, f"release {key} of run {name!r}", holders(connection, population))
+        if account.kind == composing.PLD:
+            _admit_event(connection, population, account, ask, line, what)
+        else:
+            admit(population, account, asked, each * own, what, holders(connection, population))
         costs[str(account.unit)] = spend_text(asked)
         payments.append(
             {
@@ -74,14 +85,55 @@ def charge(transaction: Transaction, population: str, name: str, run: RunRow, as
             }
         )
     _PAY.many(connection, payments)
-    if own:
-        line = {"p": population, "r": name, "l": key.label, "m": key.mechanism, "u": str(unit)}
-        _CONSUME.run(connection, {**line, "remaining": str(aside - own)})
-    return _record(transaction, population, name, run, ask, own, costs)
+    if own and line is not None:
+        where = {"p": population, "r": name, "l": key.label, "m": key.mechanism, "u": str(unit)}
+        after = _consumed(line, own)
+        _CONSUME.run(connection, {**where, "remaining": spend_text(after.remaining), "left": after.left})
+    kind = accounts[0].kind
+    return _record(transaction, population, name, run, ask, own, costs, kind)
+
+
+def set_aside(line: LineRow | None, ask: Ask) -> int:
+    """Quanta of an ask that its run's plan has set aside for it."""
+    if line is None or line.sampling != ask.sampling:
+        return 0
+    return min(line.remaining or 0, ask.quanta or 0)
+
+
+def _consumed(line: LineRow, own: int) -> LineRow:
+    return replace(line, remaining=(line.remaining or 0) - own, left=max(line.left - 1, 0))
+
+
+def _admit_event(
+    connection: Connection, population: str, account: AccountRow, ask: Ask, line: LineRow | None, what: str
+) -> None:
+    """What a plan set aside was composed then and is not composed again; the rest must fit beside everything else.
+
+    Errors: BudgetExceeded; LedgerError for a release without noise, or one that has no price for this account.
+    """
+    if ask.quanta is None:
+        raise LedgerError(
+            f"Population {population!r}, {account.unit} account (pld): {what} has no noise, so that its ε is infinite. "
+            "Nothing was charged."
+        )
+    own = set_aside(line, ask)
+    if line is not None and own == ask.quanta and (ask.sampling == 1 or (line.left and own <= line.each)):
+        return
+    spends = [*composing.charged(connection, population), Spend(Unit(ask.mechanism.unit), ask.quanta, ask.sampling)]
+    for other in rows.lines(connection, population):
+        spends += composing.aside(_consumed(other, own) if own and other == line else other)
+    composing.admit(connection, population, account, spends, what, holders(connection, population))
 
 
 def _record(
-    transaction: Transaction, population: str, name: str, run: RunRow, ask: Ask, own: int, costs: dict[str, str]
+    transaction: Transaction,
+    population: str,
+    name: str,
+    run: RunRow,
+    ask: Ask,
+    own: int,
+    costs: dict[str, str],
+    kind: str,
 ) -> int:
     key = ask.key
     cells = {
@@ -92,6 +144,7 @@ def _record(
         "step": key.step,
         "unit": str(Unit(ask.mechanism.unit)),
         "quanta": spend_text(ask.quanta),
+        "sampling": repr(ask.sampling),
         "request": ask.request,
         "trust": ask.trust,
     }
@@ -101,6 +154,7 @@ def _record(
         "stamps": list(ask.stamps),
         "costs": costs,
         "from_plan": str(own),
+        "event": composing.recorded(kind, ask.quanta, ask.sampling),
     }
     sequence = transaction.append("charge", {**cells, **details}).sequence
     state = {"stamps": canonical(list(ask.stamps)), "state": "charged", "participants": None, "reason": None}

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sqlalchemy import func, insert, select, update
+from sqlalchemy import Connection, func, insert, select, update
 
-from dpray.platform.privacy.ledger import rows, schema
+from dpray.platform.privacy.ledger import composing, rows, schema
 from dpray.platform.privacy.ledger.chain import Transaction
 from dpray.platform.privacy.ledger.charging import admit, factor
-from dpray.platform.privacy.ledger.errors import PlanConflict, RunClosed
+from dpray.platform.privacy.ledger.composing import Spend, refuse_sampled
+from dpray.platform.privacy.ledger.errors import LedgerError, PlanConflict, RunClosed
 from dpray.platform.privacy.ledger.plan import Plan, spend_text
 from dpray.platform.privacy.ledger.releasing import holders, refuse_without_account
-from dpray.platform.privacy.ledger.rows import LineRow, RunRow
+from dpray.platform.privacy.ledger.rows import AccountRow, LineRow, RunRow
 from dpray.platform.privacy.mechanisms import Unit
 
 
@@ -41,8 +42,15 @@ def reserve(transaction: Transaction, population: str, name: str, run: RunRow, p
         )
     accounts = rows.accounts(connection, population)
     refuse_without_account(population, accounts)
+    for line in plan.releases:
+        what = f"The plan of run {name!r} ({line.label}/{line.mechanism})"
+        refuse_sampled(population, accounts, what, line.quanta, line.sampling_probability)
     after = {}
     for account in accounts:
+        if account.kind == composing.PLD:
+            _admit_events(connection, population, account, plan, f"the plan of run {name!r}")
+            after[account.unit] = account.reserved + _finite(plan, population, account.unit, run)
+            continue
         asked: int | None = 0
         for line in plan.releases:
             each = factor(population, account.unit, line.unit, run.maxima)
@@ -60,8 +68,10 @@ def reserve(transaction: Transaction, population: str, name: str, run: RunRow, p
                 "mechanism": line.mechanism,
                 "unit": str(line.unit),
                 "quanta": spend_text(line.quanta),
+                "sampling": repr(line.sampling_probability),
                 "remaining": spend_text(line.quanta),
                 "steps": line.steps,
+                "left": line.steps,
             }
             for line in plan.releases
         ],
@@ -83,11 +93,27 @@ def close(transaction: Transaction, population: str, name: str, run: RunRow) -> 
     connection.execute(
         update(schema.lines)
         .where(line.population == population, line.run == name, line.remaining != spend_text(None))
-        .values(remaining="0")
+        .values(remaining="0", left=0)
     )
     _update_run(transaction, population, name, state="closed")
     given_back = {str(unit): str(_weighed(mine, population, unit, run)) for unit in after}
     transaction.append("close", {"population": population, "run": name, "epoch": run.epoch, "given_back": given_back})
+
+
+def _admit_events(connection: Connection, population: str, account: AccountRow, plan: Plan, what: str) -> None:
+    spends = composing.charged(connection, population) + composing.planned(connection, population)
+    for line in plan.releases:
+        if line.quanta is None:
+            raise LedgerError(
+                f"Population {population!r}, {account.unit} account (pld): {what} has releases without noise, whose ε "
+                "is infinite. Nothing was set aside."
+            )
+        if line.sampling_probability == 1:
+            spends.append(Spend(line.unit, line.quanta, 1.0))
+        else:
+            each = -(-line.quanta // line.steps)
+            spends.append(Spend(line.unit, each, line.sampling_probability, line.steps))
+    composing.admit(connection, population, account, spends, what, holders(connection, population))
 
 
 def _finite(plan: Plan, population: str, unit: Unit, run: RunRow) -> int:

@@ -51,13 +51,19 @@ class RunRow:
 
 @dataclass(frozen=True)
 class LineRow:
-    """A planned release: what is still set aside for it, in its own quanta (None: without noise)."""
+    """A planned release: what is still set aside for it, in its own quanta (None: without noise), and for how many.
+
+    `each`: what one step may spend at most, ⌈quanta/steps⌉, where it is a sampled one.
+    """
 
     run: str
     label: str
     mechanism: str
     unit: Unit
     remaining: int | None
+    each: int
+    sampling: float
+    left: int
 
 
 @dataclass(frozen=True)
@@ -67,6 +73,7 @@ class ReleaseRow:
     sequence: int
     unit: Unit
     quanta: int | None
+    sampling: float
     request: str
     trust: str
     state: str
@@ -96,16 +103,18 @@ _RUN = _prepared(
 )
 _LINES = select(schema.lines).where(_L.population == bindparam("p")).order_by(_L.run, _L.label, _L.mechanism, _L.unit)
 _LINE = _prepared(
-    select(_L.remaining)
+    select(schema.lines)
     .where(_L.population == bindparam("p"), _L.run == bindparam("r"), _L.label == bindparam("l"))
     .where(_L.mechanism == bindparam("m"), _L.unit == bindparam("u"))
 )
 _RELEASE = _prepared(
-    select(_S.sequence, _S.unit, _S.quanta, _S.request, _S.trust, _S.state, _S.participants, _S.reason, _S.stamps)
+    select(_S.sequence, _S.unit, _S.quanta, _S.sampling, _S.request, _S.trust, _S.state)
+    .add_columns(_S.participants, _S.reason, _S.stamps)
     .where(_S.population == bindparam("p"), _S.run == bindparam("r"), _S.label == bindparam("l"))
     .where(_S.mechanism == bindparam("m"), _S.step == bindparam("s"))
 )
-_SPENDS = select(_S.unit, _S.quanta, func.count()).where(_S.population == bindparam("p")).group_by(_S.unit, _S.quanta)
+_SPENT = (_S.unit, _S.quanta, _S.sampling)
+_SPENDS = select(*_SPENT, func.count()).where(_S.population == bindparam("p")).group_by(*_SPENT)
 
 
 def account(row: Any) -> AccountRow:
@@ -154,14 +163,28 @@ def run(connection: Connection, population: str, name: str) -> RunRow:
 def lines(connection: Connection, population: str) -> tuple[LineRow, ...]:
     """Every planned release of a population's runs."""
     rows = connection.execute(_LINES, {"p": population})
-    return tuple(LineRow(r.run, r.label, r.mechanism, Unit(r.unit), spend_of(r.remaining)) for r in rows)
+    return tuple(_line(row) for row in rows)
 
 
-def set_aside(connection: Connection, population: str, run: str, key: ReleaseKey, unit: Unit) -> int:
-    """What the run has still set aside for this label, mechanism and unit; 0 without such a line in its plan."""
+def line(connection: Connection, population: str, run: str, key: ReleaseKey, unit: Unit) -> LineRow | None:
+    """The line of the run's plan for this label, mechanism and unit, or None."""
     parameters = {"p": population, "r": run, "l": key.label, "m": key.mechanism, "u": str(unit)}
-    line = _LINE.one(connection, parameters)
-    return 0 if line is None else spend_of(line.remaining) or 0
+    row = _LINE.one(connection, parameters)
+    return None if row is None else _line(row)
+
+
+def _line(row: Any) -> LineRow:
+    each = -(-(spend_of(row.quanta) or 0) // row.steps)
+    return LineRow(
+        row.run,
+        row.label,
+        row.mechanism,
+        Unit(row.unit),
+        spend_of(row.remaining),
+        each,
+        float(row.sampling),
+        row.left,
+    )
 
 
 def release(connection: Connection, population: str, run: str, key: ReleaseKey) -> ReleaseRow | None:
@@ -174,6 +197,7 @@ def release(connection: Connection, population: str, run: str, key: ReleaseKey) 
         row.sequence,
         Unit(row.unit),
         spend_of(row.quanta),
+        float(row.sampling),
         row.request,
         row.trust,
         row.state,
@@ -183,7 +207,7 @@ def release(connection: Connection, population: str, run: str, key: ReleaseKey) 
     )
 
 
-def spends(connection: Connection, population: str) -> Sequence[tuple[Unit, int | None, int]]:
-    """(unit, quanta, how many releases) over everything ever charged on a population."""
+def spends(connection: Connection, population: str) -> Sequence[tuple[Unit, int | None, float, int]]:
+    """(unit, quanta, sampling probability, how many releases) over everything ever charged on a population."""
     rows = connection.execute(_SPENDS, {"p": population})
-    return [(Unit(unit), spend_of(quanta), count) for unit, quanta, count in rows]
+    return [(Unit(unit), spend_of(quanta), float(sampling), count) for unit, quanta, sampling, count in rows]

@@ -38,6 +38,7 @@ from dpray.platform.privacy.ledger.errors import (
 from dpray.platform.privacy.ledger.plan import Plan, Releasable, ReleaseKey, checked_name, request_digest, spend
 from dpray.platform.privacy.ledger.prepared import Prepared
 from dpray.platform.privacy.ledger.rows import ReleaseRow, RunRow
+from dpray.platform.privacy.units import Unit
 
 if TYPE_CHECKING:
     from dpray.platform.privacy.ledger.population import Population
@@ -235,6 +236,11 @@ class Run:
                 return transaction.head
             if run.closed:
                 raise self._finished()
+            if found.sampling < 1 and found.unit is Unit.CLIENT:
+                raise LedgerError(
+                    f"{self._words(attempt.key)} is a sum over sampled clients: its participants are its sample, which "
+                    "has to stay secret, and cannot be committed to. Only a trusted server can sample clients."
+                )
             if found.state == "stored":
                 raise LedgerError(f"{self._words(attempt.key)} is stored already: there is nothing left to commit.")
             stamps = self._stamp(transaction, found)

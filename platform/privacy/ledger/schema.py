@@ -1,7 +1,9 @@
 """Tables of the ledger: an append-only, hash-chained journal, and projections of it that make charging fast.
 
 `entries` is the ledger. Everything else can be computed from it by replay (`replay.py`); `verify` does, and compares
-cell by cell. Amounts of μ² are decimal text, since quanta of 2⁻⁶⁰ pass 64 bits; an infinite amount is `inf`.
+cell by cell. Amounts of μ² are decimal text, since quanta of 2⁻⁶⁰ pass 64 bits; an infinite amount is `inf`. `sampling`
+is the text of a probability, `1.0` without sampling; μ² is always that of the release without it. On an account of kind
+`pld`, `spent` and `reserved` are sums of such μ² and decide nothing: releases and lines, composed as events, do.
 
 | table | one row per |
 |---|---|
@@ -11,7 +13,7 @@ cell by cell. Amounts of μ² are decimal text, since quanta of 2⁻⁶⁰ pass 
 | accounts | (population, unit): budget in force, spent, reserved |
 | claims | budget an account has ever had, in order |
 | runs | (population, run): lease epoch, state, plan |
-| lines | planned release of a run: what is still set aside, in the release's own quanta |
+| lines | planned release of a run: what is still set aside, in the release's own quanta, and the steps left |
 | releases | release key: charge, public request digest, state, participant set |
 | released_values | stored value: bytes, or the file that has them, and their hash |
 """
@@ -20,7 +22,7 @@ from __future__ import annotations
 
 from sqlalchemy import BigInteger, Column, Integer, LargeBinary, MetaData, Table, Text, UniqueConstraint
 
-FORMAT = 1
+FORMAT = 2
 INFINITE = "inf"
 
 metadata = MetaData()
@@ -84,9 +86,9 @@ lines = Table(
     "lines",
     metadata,
     *(_name(column, key=True) for column in ("population", "run", "label", "mechanism", "unit")),
-    _name("quanta"),
-    _name("remaining"),
+    *(_name(column) for column in ("quanta", "sampling", "remaining")),
     _count("steps"),
+    _count("left"),
 )
 releases = Table(
     "releases",
@@ -94,7 +96,7 @@ releases = Table(
     _count("sequence", key=True),
     *(_name(column) for column in ("population", "run", "label", "mechanism")),
     _count("step"),
-    *(_name(column) for column in ("unit", "quanta", "request", "trust", "stamps", "state")),
+    *(_name(column) for column in ("unit", "quanta", "sampling", "request", "trust", "stamps", "state")),
     Column("participants", Text, nullable=True),
     Column("reason", Text, nullable=True),
     UniqueConstraint("population", "run", "label", "mechanism", "step"),

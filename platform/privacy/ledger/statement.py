@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from sqlalchemy import Connection, func, select
 
 from dpray.platform.privacy import gdp
 from dpray.platform.privacy.budget import remaining_epsilon, to_mu
-from dpray.platform.privacy.ledger import rows, schema
+from dpray.platform.privacy.ledger import composing, rows, schema
 from dpray.platform.privacy.ledger.charging import factor, upper_mu
+from dpray.platform.privacy.ledger.composing import Spend
 from dpray.platform.privacy.ledger.plan import spend_of
 from dpray.platform.privacy.mechanisms import Unit
 
@@ -34,14 +35,24 @@ ASSUMPTIONS = (
 )
 
 
+COMPOSED = (
+    "Noise and sampling probabilities of sampled releases were fixed before the first release (a plan); samples were "
+    "drawn afresh and kept secret."
+)
+"""Further assumption of an account of kind `pld`."""
+
+
 @dataclass(frozen=True)
 class Amount:
-    """An amount of μ².
+    """An amount of μ², or of events.
 
     Attributes:
-        quanta: in 2⁻⁶⁰; None: infinite.
+        quanta: in 2⁻⁶⁰; None: infinite. On an account of kind `pld`: of the releases without their sampling.
         mu: its square root. epsilon: ε at the account's δ of this amount alone.
         share: of the budget's μ²; NaN where the budget is infinite.
+
+    Events of an account of kind `pld` have no μ and no share: NaN. Nor can what is left of such an account be told:
+    `remaining` is NaN throughout.
     """
 
     quanta: int | None
@@ -52,7 +63,10 @@ class Amount:
 
 @dataclass(frozen=True)
 class Line:
-    """All releases of one (run, label, mechanism, trust mode): how many, how many of them lost, and what they cost."""
+    """All releases of one (run, label, mechanism, trust mode): how many, how many of them lost, and what they cost.
+
+    `sampling_probability` is below 1 for Poisson-sampled releases.
+    """
 
     run: str
     label: str
@@ -62,6 +76,7 @@ class Line:
     steps: int
     lost: int
     amount: Amount
+    sampling_probability: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -108,10 +123,32 @@ class Statement:
 
 @dataclass(frozen=True)
 class _Scale:
-    """The account's δ and limit, against which amounts are shown."""
+    """The account's δ and limit, against which amounts are shown, and how its events compose."""
 
-    delta: float
-    limit: int | None
+    account: rows.AccountRow
+    population: str
+    maxima: rows.Maxima
+
+    @property
+    def delta(self) -> float:
+        return self.account.budget.delta
+
+    @property
+    def limit(self) -> int | None:
+        return self.account.limit
+
+    def of(self, spends: Sequence[Spend], noiseless: int = 0) -> Amount:
+        """The amount of some releases, `noiseless` of which are without noise."""
+        if noiseless:
+            return self.amount(None)
+        unit = self.account.unit
+        quanta = sum(
+            factor(self.population, unit, each.unit, self.maxima) * each.quanta * each.count for each in spends
+        )
+        if self.account.kind != composing.PLD:
+            return self.amount(quanta)
+        epsilon = composing.epsilon(self.population, unit, self.delta, self.maxima, spends)
+        return Amount(quanta, math.nan, epsilon, math.nan)
 
     def amount(self, quanta: int | None) -> Amount:
         if quanta is None:
@@ -119,6 +156,16 @@ class _Scale:
         mu = upper_mu(quanta) if quanta else 0.0
         epsilon = gdp.epsilon(mu, self.delta) if quanta else 0.0
         return Amount(quanta, mu, epsilon, math.nan if self.limit is None else quanta / self.limit)
+
+
+@dataclass
+class _Group:
+    """Releases of one line."""
+
+    steps: int = 0
+    lost: int = 0
+    noiseless: int = 0
+    spends: list[Spend] = field(default_factory=list)
 
 
 def draw_up(connection: Connection, population: str, unit: Unit, run: str | None) -> Statement:
@@ -129,27 +176,29 @@ def draw_up(connection: Connection, population: str, unit: Unit, run: str | None
     if run is not None:
         rows.run(connection, population, run)
     account = next(row for row in rows.accounts(connection, population) if row.unit is unit)
-    scale = _Scale(account.budget.delta, account.limit)
-    maxima = rows.maxima(connection, population)
+    scale = _Scale(account, population, rows.maxima(connection, population))
+    composed = account.kind == composing.PLD
     query = _charged(population, run)
-    lines, total, noiseless = [], 0, 0
+    lines, total, noiseless = [], list[Spend](), 0
     trusts: set[str] = set()
     stamps: set[str] = set()
-    grouped: dict[tuple[str, ...], list[int]] = {}
+    grouped: dict[tuple[str, ...], _Group] = {}
     for row in connection.execute(query):
-        cell = grouped.setdefault((row.run, row.label, row.mechanism, row.unit, row.trust), [0, 0, 0, 0])
+        key = (row.run, row.label, row.mechanism, row.unit, row.trust, row.sampling)
+        group = grouped.setdefault(key, _Group())
         each, count = spend_of(row.quanta), row.number
-        cell[0] += count
-        cell[1] += count if row.state == "lost" else 0
+        group.steps += count
+        group.lost += count if row.state == "lost" else 0
         if each is None:
-            cell[3] += count
+            group.noiseless += count
         else:
-            cell[2] += each * factor(population, unit, Unit(row.unit), maxima) * count
+            group.spends.append(Spend(Unit(row.unit), each, float(row.sampling), count))
         trusts.add(row.trust)
         stamps.update(json.loads(row.stamps))
-    for (name, label, mechanism, of, trust), (steps, lost, quanta, without) in sorted(grouped.items()):
-        lines.append(Line(name, label, mechanism, of, trust, steps, lost, scale.amount(None if without else quanta)))
-        total, noiseless = total + quanta, noiseless + without
+    for (name, label, mechanism, of, trust, sampling), group in sorted(grouped.items()):
+        amount = scale.of(group.spends, group.noiseless)
+        lines.append(Line(name, label, mechanism, of, trust, group.steps, group.lost, amount, float(sampling)))
+        total, noiseless = total + group.spends, noiseless + group.noiseless
     if account.unbounded or account.budget.non_private:
         stamps.add(NOT_PRIVATE)
     return Statement(
@@ -159,29 +208,34 @@ def draw_up(connection: Connection, population: str, unit: Unit, run: str | None
         relation=RELATION,
         epsilon=account.budget.epsilon,
         delta=account.budget.delta,
-        mu=math.inf if account.limit is None else to_mu(account.limit),
+        mu=math.nan if composed else math.inf if account.limit is None else to_mu(account.limit),
         non_private=account.budget.non_private,
-        spent=scale.amount(None if account.unbounded else account.spent),
-        reserved=scale.amount(account.reserved),
+        spent=scale.of(composing.charged(connection, population))
+        if composed
+        else scale.amount(None if account.unbounded else account.spent),
+        reserved=scale.of(composing.planned(connection, population)) if composed else scale.amount(account.reserved),
         remaining=_remaining(account),
         run=run,
-        run_spent=None if run is None else scale.amount(None if noiseless else total),
+        run_spent=None if run is None else scale.of(total, noiseless),
         lines=tuple(lines),
         trust=tuple(sorted(trusts)),
         stamps=tuple(sorted(stamps)),
         claims=_claims(connection, population, unit),
+        assumptions=(*ASSUMPTIONS, COMPOSED) if composed else ASSUMPTIONS,
     )
 
 
 def _charged(population: str, run: str | None) -> Any:
     release = schema.releases.c
-    names = ("run", "label", "mechanism", "unit", "trust", "quanta", "state", "stamps")
+    names = ("run", "label", "mechanism", "unit", "trust", "quanta", "sampling", "state", "stamps")
     columns = [release[name] for name in names]
     query = select(*columns, func.count().label("number")).where(release.population == population).group_by(*columns)
     return query if run is None else query.where(release.run == run)
 
 
 def _remaining(account: rows.AccountRow) -> Amount:
+    if account.kind == composing.PLD:
+        return Amount(None, math.nan, math.nan, math.nan)
     if account.limit is None:
         return Amount(None, math.inf, math.inf, math.nan)
     used = account.spent + account.reserved

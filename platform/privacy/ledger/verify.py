@@ -31,6 +31,7 @@ def problems(
     """
     replay, found, digests = Replay(), list[str](), dict[int, str]()
     found.extend(_chain(connection, replay, digests))
+    found.extend(_composed(replay))
     found.extend(replay.problems)
     found.extend(_tables(connection, replay))
     found.extend(_values(connection, files, replay, thorough))
@@ -66,6 +67,13 @@ def _chain(connection: Connection, replay: Replay, digests: dict[int, str]) -> I
             f"The head names entry {named}; the chain ends at entry {last}: entries were removed or added, "
             "or the head was changed."
         )
+
+
+def _composed(replay: Replay) -> Iterator[str]:
+    try:
+        replay.finish()
+    except (KeyError, ValueError, TypeError, LedgerError) as error:
+        yield f"Accounts of kind 'pld' cannot be composed from the entries ({type(error).__name__}: {error})."
 
 
 def _tables(connection: Connection, replay: Replay) -> Iterator[str]:

@@ -147,9 +147,9 @@ def test_an_unknown_unit_is_named(population):
         population.account("person", SIX)
 
 
-def test_only_exact_gaussian_accounts_exist(population):
-    with pytest.raises(LedgerError, match="of kind 'gdp'; 'pld' was given"):
-        population.account("client", SIX, kind="pld")
+def test_an_unknown_kind_of_account_is_named(population):
+    with pytest.raises(LedgerError, match=r"of kind 'gdp' \(exact μ²\) or 'pld' .*; 'rdp' was given"):
+        population.account("client", SIX, kind="rdp")
 
 
 def test_a_release_on_a_population_without_account_is_refused(ledger, releases):

@@ -252,8 +252,8 @@ def test_switching_the_log_while_others_do_is_waited_for(tmp_path, monkeypatch):
 
 
 def test_a_ledger_of_another_format_is_left_to_the_version_that_wrote_it(place, ledger):
-    place.sql("UPDATE entries SET body = '{\"format\":2}' WHERE sequence = 1")
-    with pytest.raises(LedgerError, match="of format 2, and this version of dpray reads 1"):
+    place.sql("UPDATE entries SET body = '{\"format\":3}' WHERE sequence = 1")
+    with pytest.raises(LedgerError, match="of format 3, and this version of dpray reads 2"):
         place.open()
     place.sql("UPDATE entries SET body = 'x' WHERE sequence = 1")
     assert any("Entry 1" in problem for problem in place.open().verify())

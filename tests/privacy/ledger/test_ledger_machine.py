@@ -325,7 +325,7 @@ def test_any_order_of_everything_at_length(new_place, releases, request):
 SABOTAGE = {
     "charges are not refused": ("releasing.admit", lambda *_: None),
     "plans are not refused": ("reserving.admit", lambda *_: None),
-    "charges leave the reservation": ("releasing.rows.set_aside", lambda *_: 0),
+    "charges leave the reservation": ("releasing.set_aside", lambda *_: 0),
     "coarser accounts pay once": ("releasing.factor", lambda *_: 1),
     "an old lease is not noticed": ("run.Run._stale", lambda *_: RunClosed("")),
 }

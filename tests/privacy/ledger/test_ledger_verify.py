@@ -222,7 +222,7 @@ def _forge(place, kind, change):
         ("commit", lambda body: body.update(release=1), "does not fit"),
         ("store", lambda body: body.pop("digest"), "does not fit"),
         ("lose", lambda body: body.update(release=7), "makes release 7 lost; it was stored"),
-        ("ledger", lambda body: body.update(format=2), "format 2 is not 1"),
+        ("ledger", lambda body: body.update(format=3), "format 3 is not 2"),
     ],
 )
 def test_entries_that_break_the_rules_are_found_although_their_digests_are_right(place, full, kind, change, sentence):
