@@ -4,7 +4,7 @@
 |--------|----------------|--------------------------------------------------------------------------|
 | n      | `len(clients)` | clients in the cohort                                                    |
 |        | `quorum`       | fewest clients that must answer, or a sum is refused                     |
-| n_min  | `n_min`        | max(quorum − colluders, 1): clients whose noise is counted on            |
+| n_min  | `n_min`        | max(quorum − colluders, 1): clients whose noise is counted on (`counted_noisers`) |
 | d      |                | dimension of a message                                                   |
 
     shards = {"a": Records(x[:90], y[:90]), "b": Records(x[90:], y[90:])}
@@ -42,7 +42,7 @@ from dpray.platform.cohort.sums import ClientSum, Members, central, shared
 from dpray.platform.privacy.budget import Budget
 from dpray.platform.privacy.ledger import Attempt, Head
 from dpray.platform.privacy.mechanisms import Mechanism, Regime
-from dpray.platform.privacy.noise import GridNoise, NoiseSource
+from dpray.platform.privacy.noise import GridNoise, NoiseSource, counted_noisers
 
 
 class Cohort:
@@ -56,14 +56,15 @@ class Cohort:
             or another ledger than the one their journals have seen.
         noise: source of noise; None: the operating system's. A seeded one is for tests and NOT PRIVATE.
         quorum: fewest clients that must answer; None: all.
-        colluders: clients that may pool what they know with the server; their noise is not counted on.
+        colluders: clients that may pool what they know; their noise is not counted on. At least 1: whoever takes part
+            knows its own share of the noise and sees the released sum.
         cap: each client's own lifetime budget, counted at its site per release at the μ² of one record.
-        timeout: seconds to wait for a host's answer to one call.
+        timeout: seconds to wait for a host's answer to one call, on top of the longest that user code can take.
         limit: seconds one call of user code may take before its process is ended (see `confine`); None: timeout/8.
 
     Raises:
         CohortError: no clients, a client without records, records of different shapes, fewer clients than the quorum,
-            a quorum not above zero, negative colluders, resources the cluster does not have, numbers out of range.
+            a quorum or colluders not above zero, resources the cluster does not have, numbers out of range.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Cohort:
         state_dir: Path | str,
         noise: NoiseSource | None = None,
         quorum: int | None = None,
-        colluders: int = 0,
+        colluders: int = 1,
         cap: Budget | None = None,
         timeout: float = 600.0,
         limit: float | None = None,
@@ -88,7 +89,7 @@ class Cohort:
         self.quorum = len(self.clients) if quorum is None else whole("quorum", quorum)
         if self.quorum > len(self.clients):
             raise CohortError(f"A quorum of {self.quorum} cannot be met by {len(self.clients)} clients: lower it.")
-        self.n_min = max(self.quorum - whole("colluders", colluders, least=0), 1)
+        self.n_min = counted_noisers(self.quorum, whole("colluders", colluders))
         if not timeout > 0 or not (limit is None or limit > 0):
             raise CohortError("timeout and limit are numbers of seconds above zero.")
         self._actors = actors if actors == "auto" else whole("actors", actors)
@@ -203,7 +204,8 @@ class Cohort:
         handles = [
             start_host(spec, namespace=name, resources=placed) for spec, placed in zip(specs, resources, strict=True)
         ]
-        dispatch = Dispatch(name, tuple(spec.name for spec in specs), self._timeout)
+        sizes = tuple(len(spec.clients) for spec in specs)
+        dispatch = Dispatch(name, tuple(spec.name for spec in specs), self._timeout, sizes, self._limit)
         dispatch.adopt(handles)
         members = Members(tuple(spec.clients for spec in specs), self.counts, self.quorum)
         self._running = _Running(dispatch, members, handles, specs)

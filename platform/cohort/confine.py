@@ -10,32 +10,42 @@
 
 A death cannot be caught, so it is remembered: a *marker* names the client whose code is running, in a file beside the
 journal that outlives the process (not the machine: a lost host is a dropout, not a crash). The rebuilt process reads it
-and the journal counts it. After `PATIENCE` deaths of one client on one key its code is not run for that key again;
-after `TOTAL_PATIENCE` deaths on one key no code is, so that a host always answers in the end.
+and the journal counts it. After `PATIENCE` deaths of one client on one key its code is not run for that key again.
+Nobody else's is skipped for it, or one client's record would silence others: a host with n clients dies at most
+`deaths_at_most(n)` times on one key and then answers, and is waited for as long as that takes at most (`slowest`).
+
+What a call changes in its process (NumPy's and Python's random state, NumPy's error state, warnings, signal handlers,
+environment, working folder) is put back after it, so that the next client's code runs as if alone.
 
 *Guarantee.* The content of an exception (message, traceback, cause) is never formatted, stored or sent. Not covered:
-timing, files or sockets that user code opens itself, and threads of its own that go on after it has returned.
+timing, files or sockets that user code opens itself, threads of its own that go on after it has returned, and code
+that rewrites the modules around it on purpose.
 """
 
 from __future__ import annotations
 
 import os
+import random
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
+
 T = TypeVar("T")
 
 PATIENCE = 2
 """Deaths of the process in one client's code, on one key, before that code is skipped."""
-TOTAL_PATIENCE = 6
-"""Deaths of the process on one key before all code is skipped."""
+RESTART = 20.0
+"""Seconds that a new process and the loading of its records may take, as counted by `slowest`."""
 EVERYONE = "*"
 """The marker of a pass over all clients of a host at once; one death sends them one by one."""
 _RECORD = 4096
+_SIGNALS = (signal.SIGALRM, signal.SIGINT, signal.SIGTERM)
 
 
 def silence() -> None:
@@ -78,6 +88,40 @@ class Marker:
         os.close(self._file)
 
 
+def deaths_at_most(clients: int) -> int:
+    """How often a host of so many clients can die of user code on one key: once in the pass over all, then each."""
+    return 1 + PATIENCE * clients
+
+
+def slowest(clients: int, limit: float) -> float:
+    """Seconds that user code on a host can take over one key, by public numbers only: then it has answered.
+
+    Every pass takes at most `limit` a client, and each death costs a pass and the start of a new process.
+    """
+    return (1 + deaths_at_most(clients)) * (clients * limit + RESTART)
+
+
+@contextmanager
+def _put_back() -> Iterator[None]:
+    """Put back what user code may change in its process without meaning harm."""
+    legacy, plain = np.random.get_state(), random.getstate()  # noqa: NPY002
+    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+    environment, folder = dict(os.environ), Path.cwd()
+    try:
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            yield
+    finally:
+        np.random.set_state(legacy)  # noqa: NPY002
+        random.setstate(plain)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        if dict(os.environ) != environment:
+            os.environ.clear()
+            os.environ.update(environment)
+        if Path.cwd() != folder:
+            os.chdir(folder)
+
+
 class Confinement:
     """Runs the user's code for one key.
 
@@ -98,18 +142,17 @@ class Confinement:
     ) -> None:
         self._key, self._marker, self._limit = key, marker, limit
         self._deaths = dict(deaths or {})
-        self._exhausted = sum(self._deaths.values()) >= TOTAL_PATIENCE
 
     def skips(self, client: str) -> bool:
         """Whether this client's code is not to be run for this key any more."""
         allowed = 1 if client == EVERYONE else PATIENCE
-        return self._exhausted or self._deaths.get(client, 0) >= allowed
+        return self._deaths.get(client, 0) >= allowed
 
     def run(self, client: str, call: Callable[[], T]) -> T | None:
         """The call's result, or None for whatever else may happen. The result is checked inside `call`, too."""
         if self.skips(client):
             return None
-        with self._watched(client):
+        with _put_back(), self._watched(client):
             try:
                 return call()
             except BaseException:  # SystemExit and KeyboardInterrupt of user code are answers like all others
@@ -120,6 +163,7 @@ class Confinement:
         if self._marker is not None:
             self._marker.set(self._key, client)
         if self._limit is not None:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.setitimer(signal.ITIMER_REAL, self._limit)
         try:
             yield

@@ -2,14 +2,17 @@
 
 | what happens                           | what is done                                                          |
 |----------------------------------------|-----------------------------------------------------------------------|
-| the actor's process dies in a call     | Ray rebuilds it; called again, at most `ATTEMPTS` times in all        |
+| the actor's process dies in a call     | Ray rebuilds it; called again, as often as user code can kill it and  |
+|                                        | `SPARE` times more                                                    |
 | no answer within the time limit        | dropout; later it must answer a ping first, within `GRACE` seconds    |
+| user code is slow, or kills the host   | waited for: the time limit is beyond the slowest it can be            |
 | the node is lost, nowhere to rebuild   | dropout at the time limit                                             |
 | records cannot be loaded again         | dropout                                                               |
 | a guard refuses                        | `ClientsRefused`, with its sentence                                   |
 
-A repeated call is safe because nothing is seen before the journal has it. `ATTEMPTS` is above `confine.TOTAL_PATIENCE`,
-so a host whose *user code* keeps killing it answers in the end and is no dropout.
+A repeated call is safe because nothing is seen before the journal has it. Who drops out must not depend on data, so
+attempts and time limits follow from public numbers: a host whose *user code* is slow, hangs or keeps killing it answers
+in the end (`confine.slowest`) and is no dropout.
 """
 
 from __future__ import annotations
@@ -30,10 +33,12 @@ from ray.exceptions import (
     WorkerCrashedError,
 )
 
-from dpray.platform.cohort.confine import TOTAL_PATIENCE
+from dpray.platform.cohort.confine import deaths_at_most, slowest
 from dpray.platform.cohort.host import Refusal
 
-ATTEMPTS = TOTAL_PATIENCE + 3
+SPARE = 3
+"""Deaths of a host in one call that are not user code's doing, and still forgiven."""
+_USER_CODE = frozenset({"contribute", "prepare", "evaluate"})
 GRACE = 5.0
 """Seconds that a host which had dropped out gets to show that it is back."""
 _LOST = (RayActorError, WorkerCrashedError, OutOfMemoryError, NodeDiedError, ObjectLostError, GetTimeoutError)
@@ -52,12 +57,16 @@ class Dispatch:
 
     Attributes:
         namespace, names: where the hosts' actors are found.
-        timeout: seconds to wait for an answer.
+        timeout: seconds to wait for an answer, on top of what user code may take.
+        clients: number of clients of each host.
+        limit: seconds that one call of user code may take.
     """
 
     namespace: str
     names: tuple[str, ...]
     timeout: float
+    clients: tuple[int, ...]
+    limit: float
     _handles: dict[int, Any] = field(default_factory=dict, repr=False)
     _absent: set[int] = field(default_factory=set)
 
@@ -83,7 +92,9 @@ class Dispatch:
             if host in self._absent:
                 self._submit(pending, host, None, now + min(GRACE, self.timeout))
             else:
-                self._submit(pending, host, (method, arguments[host]), None if patient else now + self.timeout)
+                self._submit(
+                    pending, host, (method, arguments[host]), None if patient else now + self._time(method, host)
+                )
         while pending:
             for reference in self._next(pending):
                 state = pending.pop(reference)
@@ -92,7 +103,7 @@ class Dispatch:
                 except _LOST as error:
                     attempts[state.host] += 1
                     gone = state.ping and isinstance(error, ActorDiedError)  # Ray repeats a ping while it can rebuild
-                    if gone or attempts[state.host] >= ATTEMPTS:
+                    if gone or attempts[state.host] > deaths_at_most(self.clients[state.host]) + SPARE:
                         self._absent.add(state.host)
                         continue
                     self._submit(pending, state.host, None, state.deadline or time.monotonic() + self.timeout)
@@ -104,7 +115,7 @@ class Dispatch:
                 else:
                     back = state.host in self._absent
                     self._absent.discard(state.host)
-                    deadline = time.monotonic() + self.timeout if back else state.deadline
+                    deadline = time.monotonic() + self._time(method, state.host) if back else state.deadline
                     again = (method, arguments[state.host])
                     self._submit(pending, state.host, again, None if patient else deadline)
             self._give_up(pending)
@@ -113,6 +124,11 @@ class Dispatch:
             if method != "ready":
                 del answers[host]
         return answers
+
+    def _time(self, method: str, host: int) -> float:
+        """Seconds to wait for an answer: by public numbers only."""
+        user_code = slowest(self.clients[host], self.limit) if method in _USER_CODE else 0.0
+        return self.timeout + user_code
 
     def _submit(
         self,

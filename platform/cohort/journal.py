@@ -21,7 +21,7 @@ So preparing leaves a durable row, and its noise share: a cohort that counts on 
 old shares with new ones. What the rule cannot see is a journal restored from a copy made between preparing and
 revealing; that needs the site to be untrue to itself.
 
-Hosts of one node share the file; every method is one transaction, on disk when it returns (see `site_file`).
+Hosts of one node share the file; every method is one transaction (see `site_file`).
 """
 
 from __future__ import annotations
@@ -73,10 +73,13 @@ class SiteJournal(SiteFile):
     def prepare(self, ticket: Ticket, members: Sequence[str]) -> tuple[str, ...]:
         """Note that `members` take part; returns those who have revealed nothing yet and need a message drawn.
 
+        The note is synced with the next transaction: a machine that loses power before that has lost a release at
+        worst, which it then refuses to repeat.
+
         Raises:
             JournalRefused: stale, head, cap, conflict, or lost (a committed key of which this journal knows nothing).
         """
-        with self._transaction() as database:
+        with self._transaction(synced=False) as database:
             self._lease(database, ticket)
             self._advance(database, ticket.head)
             open_members, evidence = list(members), set[str]()

@@ -7,7 +7,8 @@
 | deaths   | clients whose code killed the process, by key (see `confine`)                                 |
 | meta, epochs, groups, messages | what `journal` guards                                                   |
 
-Every method is one transaction (BEGIN IMMEDIATE, write-ahead log, synchronous=FULL: on disk when it returns).
+Every method is one transaction (BEGIN IMMEDIATE, write-ahead log, synchronous=FULL: on disk when it returns, but for
+`prepare`, which says so).
 """
 
 from __future__ import annotations
@@ -39,17 +40,6 @@ CREATE TABLE IF NOT EXISTS deaths (key TEXT NOT NULL, client TEXT NOT NULL, deat
 """
 
 
-@contextmanager
-def _alone(lock: Path) -> Iterator[None]:
-    """One process at a time: hosts of a node start together, and SQLite does not wait for a file turning to WAL."""
-    handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
-
-
 class SiteFile:
     """The file at `path`; made, with mode 0600 in a folder of mode 0700, if it is not there."""
 
@@ -57,8 +47,9 @@ class SiteFile:
         self.path = path
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        self._lock = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._database = sqlite3.connect(path, timeout=_WAIT, isolation_level=None, check_same_thread=False)
-        with _alone(path.with_name(f".{path.name}.opening")):
+        with self._alone():
             self._database.execute("PRAGMA journal_mode=WAL")
             self._database.execute("PRAGMA synchronous=FULL")
             self._database.executescript(_SCHEMA)
@@ -67,14 +58,41 @@ class SiteFile:
         os.close(folder)
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file; again changes nothing."""
         self._database.close()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
 
     @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
+    def _alone(self) -> Iterator[None]:
+        """One process at a time, woken when its turn comes.
+
+        SQLite does not wait for a file that is turning to write-ahead logging, and for a writer it waits by sleeping,
+        which made the hosts of a node lose several milliseconds a round to each other.
+        """
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
+
+    @contextmanager
+    def _transaction(self, *, synced: bool = True) -> Iterator[sqlite3.Connection]:
+        """All or nothing; on disk afterwards, or, unless `synced`, with the next transaction that is.
+
+        What is not synced survives the death of every process, and not that of the machine.
+        """
+        with self._alone():
+            self._database.execute(f"PRAGMA synchronous={'FULL' if synced else 'NORMAL'}")
+            with self._begun():
+                yield self._database
+
+    @contextmanager
+    def _begun(self) -> Iterator[None]:
         self._database.execute("BEGIN IMMEDIATE")
         try:
-            yield self._database
+            yield
         except BaseException:
             self._database.execute("ROLLBACK")
             raise

@@ -1,14 +1,26 @@
 """User code on private data: an ordinary answer comes out and nothing else."""
 
+import os
+import random
 import signal
 import stat
 import subprocess
 import sys
 import time
+import warnings
 
+import numpy as np
 import pytest
 
-from dpray.platform.cohort.confine import EVERYONE, Confinement, Marker
+from dpray.platform.cohort.confine import (
+    EVERYONE,
+    PATIENCE,
+    RESTART,
+    Confinement,
+    Marker,
+    deaths_at_most,
+    slowest,
+)
 
 CANARY = "canary-7141"
 
@@ -85,11 +97,33 @@ def test_one_death_ends_passes_over_everyone():
     assert Confinement("key", deaths={EVERYONE: 1}).run("a", lambda: 1) == 1
 
 
-def test_after_many_deaths_no_code_is_run_for_the_key():
-    deaths = {f"c{index}": 1 for index in range(6)}
-    assert Confinement("key", deaths=deaths).run("another", lambda: 1) is None
-    deaths.popitem()
+def test_other_clients_deaths_silence_nobody():
+    deaths = {f"c{index}": 9 for index in range(50)}
     assert Confinement("key", deaths=deaths).run("another", lambda: 1) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "read"),
+    [
+        (lambda: np.seterr(all="raise"), np.geterr),
+        (lambda: np.random.seed(1), lambda: list(np.random.get_state()[1])),  # noqa: NPY002
+        (lambda: random.seed(1), random.getstate),
+        (lambda: warnings.simplefilter("error"), lambda: list(warnings.filters)),
+        (lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN), lambda: signal.getsignal(signal.SIGTERM)),
+        (lambda: os.environ.update(CANARY="1"), lambda: dict(os.environ)),
+        (lambda: os.chdir("/"), os.getcwd),
+    ],
+)
+def test_what_a_call_changes_in_its_process_is_put_back(change, read, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    before = read()
+    Confinement("key").run("a", change)
+    assert read() == before
+
+
+def test_the_time_limits_leave_room_for_all_that_user_code_can_do():
+    assert deaths_at_most(3) == 1 + 3 * PATIENCE
+    assert slowest(3, 2.0) == (1 + deaths_at_most(3)) * (3 * 2.0 + RESTART)
 
 
 def test_code_that_never_returns_ends_its_process_at_the_limit():

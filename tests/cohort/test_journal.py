@@ -54,8 +54,15 @@ def test_all_files_are_readable_by_their_owner_only(journal, tmp_path):
     assert stat.S_IMODE((tmp_path / "site").stat().st_mode) == 0o700
 
 
-def test_a_commit_is_synced_to_disk(journal):
-    assert journal._database.execute("PRAGMA synchronous").fetchone()[0] == 2  # FULL
+def test_what_is_about_to_be_seen_is_synced_to_disk_first(journal):
+    full, normal = 2, 1
+    journal.prepare(ticket(), ABC)
+    assert journal._database.execute("PRAGMA synchronous").fetchone()[0] == normal
+    journal.reveal(ticket(), ALL, ABC, MESSAGE)
+    assert journal._database.execute("PRAGMA synchronous").fetchone()[0] == full
+    journal.prepare(ticket(step=1), ABC)
+    journal.contribute(ticket(step=2), ABC)
+    assert journal._database.execute("PRAGMA synchronous").fetchone()[0] == full
     assert journal._database.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
 
 
