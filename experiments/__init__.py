@@ -1,0 +1,1 @@
+"""What people run: recipes, the pipeline from search to training, reports and the command line."""

@@ -1,0 +1,201 @@
+"""The command line: `dpray plan|run|resume|report|ui` and `dpray ledger create|show|amend|verify`.
+
+| exit code | meaning |
+|---|---|
+| 0 | done |
+| 2 | refused: nothing was spent, nothing was written |
+| 3 | stopped on the way: what was charged stands, `dpray resume RUN` goes on |
+| 130 | interrupted, as 3 |
+
+A refusal is one sentence or a few on stderr, never a traceback. Everything slow is imported when a command needs it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dpray.experiments.cli_ledger import ledger_app
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+REFUSED, STOPPED, INTERRUPTED = 2, 3, 130
+
+app = typer.Typer(
+    name="dpray",
+    help="Private search and private federated training on Ray, charged to one privacy account, shown in MLflow.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    epilog="Exit codes: 0 done; 2 refused, nothing spent; 3 stopped, `dpray resume RUN` goes on; 130 interrupted.",
+)
+app.add_typer(ledger_app, name="ledger")
+
+RecipeArgument = Annotated[str, typer.Argument(help="A recipe file, or the name of a shipped one (digits_quickstart).")]
+RunArgument = Annotated[str, typer.Argument(help="Name of a run begun in this workspace.")]
+Workspace = Annotated[
+    Path, typer.Option(help="Folder of the runs, and of ledger and MLflow store where their paths are relative.")
+]
+Address = Annotated[
+    str | None, typer.Option(help="A running Ray cluster to use; without one Ray is started on this machine alone.")
+]
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        typer.echo(f"dpray {version('dpray')}")
+        raise typer.Exit
+
+
+@app.callback()
+def about(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Private search and private federated training on Ray, charged to one privacy account, shown in MLflow."""
+
+
+@app.command()
+def plan(recipe: RecipeArgument, workspace: Workspace = Path()) -> None:
+    """Say what a run would spend and how noisy it would be. Spends nothing, creates nothing; 2 if it does not fit."""
+    with refusing():
+        from dpray.experiments import pipeline
+        from dpray.experiments.runs import find_recipe
+
+        pipeline.foresee(find_recipe(recipe), workspace, console=_console())
+
+
+@app.command()
+def run(
+    recipe: RecipeArgument,
+    name: Annotated[str | None, typer.Option(help="Name of the run; by default the recipe's.")] = None,
+    workspace: Workspace = Path(),
+    address: Address = None,
+) -> None:
+    """Search and train. The same name again goes on where it stopped, or shows what came out."""
+    with refusing() as began:
+        from dpray.experiments import pipeline
+        from dpray.experiments.runs import find_recipe
+
+        found = find_recipe(recipe)
+        pipeline.run(found, name or found.name, workspace, console=_console(), address=address, on_begin=began)
+
+
+@app.command()
+def resume(run: RunArgument, workspace: Workspace = Path(), address: Address = None) -> None:
+    """Go on with a run that stopped: what was released is read from the ledger, nothing is spent twice."""
+    with refusing() as began:
+        from dpray.experiments import pipeline
+        from dpray.experiments.runs import RunDirectory
+
+        recipe = RunDirectory(workspace, run).recipe()
+        pipeline.run(recipe, run, workspace, console=_console(), address=address, on_begin=began)
+
+
+@app.command()
+def report(run: RunArgument, workspace: Workspace = Path()) -> None:
+    """Print the result and the statement of a finished run again."""
+    with refusing():
+        from dpray.experiments import report as drawing
+        from dpray.experiments.runs import RunDirectory
+
+        _console().print(drawing.outcome(RunDirectory(workspace, run).finished()))
+
+
+@app.command()
+def ui(
+    uri: Annotated[str, typer.Option(help="MLflow's store.")] = "sqlite:///mlflow.db",
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; anyone who reaches it can read and write.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 5000,
+) -> None:
+    """Look at runs in MLflow, until interrupted."""
+    with refusing():
+        from dpray.experiments import ui as pages
+
+        pages.serve(uri, host, port)
+
+
+def main() -> None:
+    """Entry point of the `dpray` command."""
+    app()
+
+
+class Progress:
+    """Whether a run has begun, and under which name: decides between a refusal and a stop."""
+
+    run: str | None = None
+
+    def __call__(self, run: str) -> None:
+        """The run of this name begins now."""
+        self.run = run
+
+
+@contextmanager
+def refusing() -> Iterator[Progress]:
+    """Turn a refusal into sentences on stderr and exit code 2; after the run began, into a stop with exit code 3."""
+    progress = Progress()
+    try:
+        yield progress
+    except KeyboardInterrupt:
+        say("Interrupted." + _advice(progress))
+        raise typer.Exit(INTERRUPTED) from None
+    except Exception as error:
+        if not _is_refusal(error):
+            raise
+        if progress.run is None:
+            say(str(error))
+            raise typer.Exit(REFUSED) from None
+        say(f"The run stopped: {error}" + _advice(progress))
+        raise typer.Exit(STOPPED) from None
+
+
+def say(text: str) -> None:
+    """Print to stderr, each line after the program's name."""
+    for line in text.splitlines():
+        print(f"dpray: {line}", file=sys.stderr)
+
+
+def _advice(progress: Progress) -> str:
+    if progress.run is None:
+        return ""
+    return f"\nWhat was charged stands, and nothing is charged twice: `dpray resume {progress.run}` goes on."
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether the error's own sentence is what the user should read: asked of the modules that are loaded already."""
+    from dpray.experiments.reading import RecipeError
+
+    known: list[type[BaseException]] = [RecipeError]
+    for module, name in _REFUSALS:
+        if module in sys.modules:
+            known.append(getattr(sys.modules[module], name))
+    return isinstance(error, tuple(known))
+
+
+_REFUSALS = (
+    ("dpray.platform.privacy.ledger.errors", "LedgerError"),
+    ("dpray.platform.cohort.errors", "CohortError"),
+    ("dpray.platform.datasets", "DatasetError"),
+    ("dpray.platform.tracking.address", "TrackingAddressError"),
+    ("dpray.searchers.errors", "SearchError"),
+    ("dpray.searchers.errors", "SpaceError"),
+    ("dpray.trainers.checkpoints", "CheckpointConflict"),
+    ("dpray.experiments.ui", "UiError"),
+)
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(highlight=False)

@@ -1,0 +1,259 @@
+"""What a run would spend, and how noisy it would be: computed from public facts alone, spending nothing.
+
+| symbol | meaning |
+|---|---|
+| μ_B² | the account's budget |
+| μ² | of a part: its share of μ_B², over m² where the account is coarser than the release (m records per client) |
+| T | releases of a part; each spends μ²/T |
+| σ | noise std of one release |
+| σ_S | noise std in the sum of the votes, all clients answering |
+| s | noise std on a coordinate of the mean gradient |
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+
+from scipy.special import ndtri
+
+from dpray.experiments.reading import RecipeError
+from dpray.experiments.spec import Recipe
+from dpray.platform.privacy import gdp
+from dpray.platform.privacy.budget import Budget, split, to_mu
+from dpray.platform.privacy.ledger import Plan, PlannedRelease
+from dpray.platform.privacy.mechanisms import ClippedSum, Mechanism, Regime, TopKVotes, Unit, vote_failure_bound
+
+SEARCH, TRAINING = "search", "training"
+"""Labels of the two parts in the ledger."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Public facts a forecast needs: n clients, N records, d parameters, the largest client, the model's own error."""
+
+    clients: int
+    records: int
+    dimension: int
+    largest_client: int
+    relative_error: float = 0.0
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of a run: `steps` releases of one mechanism.
+
+    Attributes:
+        label, unit, steps: as in the ledger.
+        quanta: μ² of all steps in the release's own unit, in quanta; None without noise.
+        charged: what the account pays for them (m² times that where it is coarser).
+        budget: the account's quanta; None without one.
+        delta: at which ε is told.
+        sigma: noise std of one release if exactly the counted-on clients answer; 0 without noise.
+        answered_sigma: the same if all clients answer.
+    """
+
+    label: str
+    unit: Unit
+    steps: int
+    quanta: int | None
+    charged: int | None
+    budget: int | None
+    delta: float
+    sigma: float
+    answered_sigma: float
+
+    @property
+    def share(self) -> float:
+        """Of the account's μ²; NaN where that is infinite."""
+        return math.nan if self.charged is None or self.budget is None else self.charged / self.budget
+
+    @property
+    def epsilon(self) -> float:
+        """ε of the part alone, as the account sees it."""
+        return _epsilon(self.charged, self.delta)
+
+    @property
+    def epsilon_step(self) -> float:
+        """ε of one release alone, as the account sees it."""
+        return _epsilon(None if self.charged is None else -(-self.charged // self.steps), self.delta)
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a run would do.
+
+    Attributes:
+        budget: the account's.
+        search: None without one.
+        training: the rounds.
+        sigma_over_clip: noise std on a round's sum if all clients answer, in units of C.
+        noise_to_signal: s·√d / C of one round: length of the noise in the mean gradient over the longest it can be.
+        lead: votes by which the best must lead for the winner to be right in 19 of 20 elections; None without a search.
+        unanimous_failure: chance of a wrong winner although all clients agree, at most; None without a search.
+        warnings: what makes the run hopeless, in sentences.
+    """
+
+    budget: Budget
+    search: Part | None
+    training: Part
+    sigma_over_clip: float
+    noise_to_signal: float
+    lead: float | None
+    unanimous_failure: float | None
+    warnings: tuple[str, ...]
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """In the order in which they happen."""
+        return (self.training,) if self.search is None else (self.search, self.training)
+
+    @property
+    def charged(self) -> int | None:
+        """Quanta the account pays in all."""
+        total = 0
+        for part in self.parts:
+            if part.charged is None:
+                return None
+            total += part.charged
+        return total
+
+    def ledger_plan(self, search: str, training: str) -> Plan:
+        """The plan to reserve; `search`, `training` are the mechanisms' names in the ledger."""
+        names = {SEARCH: search, TRAINING: training}
+        lines = (
+            PlannedRelease(part.label, names[part.label], part.unit, part.quanta, part.steps) for part in self.parts
+        )
+        return Plan(tuple(lines))
+
+
+def budget_of(recipe: Recipe) -> Budget:
+    """The recipe's budget as the ledger takes it.
+
+    Raises:
+        RecipeError: too small to spend anything.
+    """
+    given = recipe.budget
+    epsilon = math.inf if given.non_private else float(given.epsilon or 0)
+    try:
+        return Budget(epsilon, given.delta, non_private=given.non_private)
+    except ValueError as error:
+        raise RecipeError(f"`budget`: {error}") from None
+
+
+def forecast(recipe: Recipe, scale: Scale) -> Forecast:
+    """What the recipe would spend on a cohort of this scale, and how noisy its releases would be.
+
+    Raises:
+        RecipeError: the shares are too small to be split over their releases, or a mechanism refuses its noise.
+    """
+    budget = budget_of(recipe)
+    try:
+        search_quanta, training_quanta = _shares(recipe, budget)
+        clip = _clip(recipe)
+        unit = Unit(recipe.training.unit)
+        summed = ClippedSum(clip, unit, scale.dimension, _summands(recipe, scale), scale.relative_error)
+        payer = _Payer(recipe, budget, scale)
+        training = payer.part(TRAINING, summed, training_quanta, recipe.training.rounds, recipe.training.regime)
+        search = None
+        if recipe.search is not None:
+            ballots = TopKVotes(recipe.search.votes, recipe.search.candidate_count)
+            search = payer.part(SEARCH, ballots, search_quanta, 1, recipe.search.regime)
+    except ValueError as error:
+        raise RecipeError(f"The budget does not reach: {error}") from None
+    sigma_over_clip = training.answered_sigma / clip
+    noise_to_signal = sigma_over_clip * math.sqrt(scale.dimension) / _summands(recipe, scale)
+    lead = unanimous = None
+    if search is not None and recipe.search is not None:
+        rivals = recipe.search.candidate_count - recipe.search.votes
+        lead = lead_needed(search.answered_sigma, rivals)
+        unanimous = vote_failure_bound(scale.clients, search.answered_sigma, rivals)
+    warnings = _warnings(recipe, scale, noise_to_signal, lead)
+    return Forecast(budget, search, training, sigma_over_clip, noise_to_signal, lead, unanimous, warnings)
+
+
+def _shares(recipe: Recipe, budget: Budget) -> tuple[int | None, int | None]:
+    """Quanta of the account for search and training."""
+    if budget.quanta is None:
+        return None, None
+    # As decimals: the floats nearest to .1 and .9 add up to more than 1.
+    shares = (Fraction(repr(part)) for part in (recipe.shares.search, recipe.shares.training))
+    search, training = (math.floor(part * budget.quanta) for part in shares)
+    return search, training
+
+
+@dataclass(frozen=True)
+class _Payer:
+    """The account that pays, and the cohort whose clients add the noise."""
+
+    recipe: Recipe
+    budget: Budget
+    scale: Scale
+
+    def part(self, label: str, mechanism: Mechanism, account: int | None, steps: int, regime: str) -> Part:
+        """The part that spends `account` quanta of this account."""
+        factor = self._factor(mechanism.unit)
+        quanta = None if account is None else account // factor
+        each = math.inf if quanta is None else to_mu(split(quanta, steps)[-1])
+        noise = mechanism.noise(each, noisers=self.recipe.cohort.n_min if regime == Regime.DISTRIBUTED else 1)
+        return Part(
+            label=label,
+            unit=mechanism.unit,
+            steps=steps,
+            quanta=quanta,
+            charged=None if quanta is None else quanta * factor,
+            budget=self.budget.quanta,
+            delta=self.budget.delta,
+            sigma=noise.sigma,
+            answered_sigma=noise.share * math.sqrt(1 if regime == Regime.CENTRAL else self.scale.clients),
+        )
+
+    def _factor(self, unit: Unit) -> int:
+        """What one quantum of a release costs the account."""
+        most = self.recipe.population.records_per_client or 1
+        return 1 if Unit(self.recipe.population.unit).covers(unit) else most**2
+
+
+def _summands(recipe: Recipe, scale: Scale) -> int:
+    """What the sum is divided by: records, or clients under unit `client`."""
+    return scale.records if recipe.training.unit == "record" else scale.clients
+
+
+def _clip(recipe: Recipe) -> float:
+    """C, or one that the search may choose: the noise-to-signal ratio is the same for all."""
+    fixed = recipe.training.fixed().get("clip")
+    if fixed is not None:
+        return float(fixed)
+    setting = recipe.search.space["clip"] if recipe.search is not None else 1.0
+    return float(setting if isinstance(setting, int | float | str) else setting.extremes[0])
+
+
+def lead_needed(sigma: float, rivals: int) -> float:
+    """γ at which `vote_failure_bound` is 1/20: −√2·σ_S·Φ⁻¹(1/(20·rivals)), in votes."""
+    return -math.sqrt(2) * sigma * float(ndtri(0.05 / rivals)) + 0.0
+
+
+def _warnings(recipe: Recipe, scale: Scale, noise_to_signal: float, lead: float | None) -> tuple[str, ...]:
+    found = []
+    if lead is not None and lead > scale.clients:
+        found.append(
+            f"The vote is hopeless: a winner needs a lead of {lead:.1f} votes to be right in 19 of 20 elections, and "
+            f"there are {scale.clients} clients. Give the search a larger share or fewer votes per client, or use more "
+            "clients."
+        )
+    elif lead is not None and lead > scale.clients / 2:
+        found.append(
+            f"The vote is noisy: a winner needs a lead of {lead:.1f} of {scale.clients} votes to be right in 19 of 20 "
+            "elections. Give the search a larger share, or fewer votes per client."
+        )
+    if noise_to_signal > 1:
+        found.append(
+            f"The training is drowned: in every round the noise in the mean gradient is {noise_to_signal:.1f} times as "
+            "long as the gradient can be. Use fewer rounds, a larger share, more records, or fewer parameters."
+        )
+    return tuple(found)
+
+
+def _epsilon(quanta: int | None, delta: float) -> float:
+    return math.inf if quanta is None else gdp.epsilon(to_mu(quanta), delta)

@@ -1,0 +1,98 @@
+"""What `dpray plan` prints: what a run would spend, how noisy it would be, and where the account would stand."""
+
+from __future__ import annotations
+
+import math
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from dpray.experiments.plan import Forecast, Part, Scale, lead_needed
+from dpray.experiments.report import number, pairs, percent, stamps, table
+from dpray.experiments.spec import Recipe
+from dpray.experiments.standing import Standing
+from dpray.platform.privacy.budget import remaining_epsilon
+
+_COHORTS = (0.5, 1, 2, 5, 10)
+
+
+def forecast(recipe: Recipe, expected: Forecast, scale: Scale, before: Standing) -> RenderableType:
+    """The plan of a recipe on a cohort of this scale, with its account as it stands."""
+    size = f"{scale.clients} clients, {scale.records} records, {scale.dimension} parameters"
+    parts: list[RenderableType] = [
+        stamps(stamped(recipe)) if stamped(recipe) else Text(),
+        Text(f"Plan of {recipe.name}: {size}. Nothing was spent.", "bold"),
+        _spends(expected),
+        pairs(*_noise(recipe, expected, scale)),
+        Text(),
+        Text(
+            f"Account of population {recipe.population.name}: unit {recipe.population.unit}, {expected.budget}", "bold"
+        ),
+        _account(expected, before),
+    ]
+    parts += [Text(f"Warning: {text}", "bold yellow") for text in expected.warnings]
+    return Group(*parts)
+
+
+def stamped(recipe: Recipe) -> tuple[str, ...]:
+    """What must be shown on everything this recipe releases."""
+    seeded = ("NOT PRIVATE (seeded noise)",) if recipe.noise.seed is not None else ()
+    return (*seeded, "NOT PRIVATE (no noise)") if recipe.budget.non_private else seeded
+
+
+def _spends(expected: Forecast) -> RenderableType:
+    drawn = table("", "releases", "unit", "share of μ²", "ε alone", "ε of one release")
+    for part in expected.parts:
+        drawn.add_row(
+            part.label, str(part.steps), part.unit, _share(part), number(part.epsilon), number(part.epsilon_step)
+        )
+    return drawn
+
+
+def _noise(recipe: Recipe, expected: Forecast, scale: Scale) -> list[tuple[str, str]]:
+    lines = []
+    if expected.search is not None and recipe.search is not None and expected.lead is not None:
+        k, p = recipe.search.votes, recipe.search.candidate_count
+        sigma = expected.search.answered_sigma
+        lines.append(("Vote", f"k = {k} of p = {p} candidates; noise of σ_S = {sigma:.2f} votes in every count"))
+        lines.append(("", f"right in 19 of 20 elections with a lead of {expected.lead:.1f} of {scale.clients} votes"))
+        lines.append(("", "with other cohorts: " + ", ".join(_leads(recipe, expected, scale))))
+    regime = {"distributed": "shared by all clients", "local": "whole at every client", "central": "added once"}
+    what = "gradient" if recipe.training.unit == "record" else "update"
+    lines.append(("Training", f"{recipe.training.rounds} rounds, noise {regime[recipe.training.regime]}"))
+    lines.append(("", f"noise of σ = {expected.sigma_over_clip:.3g}·C on every coordinate of a round's sum"))
+    lines.append(
+        ("", f"noise in a round's mean {what}: {expected.noise_to_signal:.3g} times the longest it can be (s·√d / C)")
+    )
+    return lines
+
+
+def _leads(recipe: Recipe, expected: Forecast, scale: Scale) -> list[str]:
+    """The lead that is needed, as a part of the votes, in smaller and larger cohorts."""
+    if recipe.search is None or expected.search is None:
+        return []
+    rivals = recipe.search.candidate_count - recipe.search.votes
+    grows = recipe.search.regime == "local"
+    found = []
+    for factor in _COHORTS:
+        clients = max(round(scale.clients * factor), 1)
+        sigma = expected.search.answered_sigma * (math.sqrt(clients / scale.clients) if grows else 1.0)
+        found.append(f"{clients} clients {lead_needed(sigma, rivals) / clients:.0%}")
+    return found
+
+
+def _account(expected: Forecast, before: Standing) -> RenderableType:
+    drawn = table("", "spent", "set aside", "left", "ε left")
+    charged = expected.charged
+    if before.budget is None or charged is None:
+        return Text("  without limit: ε = ∞, NOT PRIVATE", "bold red")
+    for name, spent in (("before", before.spent), ("after", before.spent + charged)):
+        left = before.budget - spent - before.reserved
+        shares = [percent(part / before.budget) for part in (spent, before.reserved, left)]
+        epsilon = remaining_epsilon(expected.budget, min(spent + before.reserved, before.budget))
+        drawn.add_row(name, *shares, number(epsilon))
+    return drawn
+
+
+def _share(part: Part) -> str:
+    return "" if math.isnan(part.share) else percent(part.share)

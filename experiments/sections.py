@@ -1,0 +1,192 @@
+"""The plain sections of a recipe: population, budget, shares, data, cohort, tracking, noise.
+
+Each is a frozen mapping that refuses unknown keys and converts nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from dpray.experiments.reading import describe
+from dpray.platform.privacy.noise import counted_noisers
+
+Unit = Literal["record", "client"]
+Regime = Literal["distributed", "local", "central"]
+Name = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+Whole = Annotated[int, Field(ge=1)]
+Seed = Annotated[int, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Section(BaseModel):
+    """A mapping in a recipe: unknown keys refused, nothing converted, frozen."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
+
+
+class Population(Section):
+    """Whose data is protected: a name that lives on across experiments, and the unit its account protects."""
+
+    name: Name
+    unit: Unit = "record"
+    records_per_client: Whole | None = None
+
+
+class Budget(Section):
+    """The account's lifetime (ε, δ). No noise at all (ε = ∞) has to be asked for in words: `non_private: true`."""
+
+    epsilon: float | None = None
+    delta: float
+    non_private: bool = False
+
+    @model_validator(mode="after")
+    def _is_a_promise(self) -> Self:
+        if not 0 < self.delta < 1:
+            raise ValueError(
+                f"`budget.delta` must lie strictly between 0 and 1 (well below 1/records), and {self.delta} was given."
+            )
+        unbounded = self.epsilon is None or self.epsilon == math.inf
+        if self.non_private:
+            if not unbounded:
+                raise ValueError(
+                    f"`budget.non_private: true` switches all noise off, so `budget.epsilon: {self.epsilon:g}` would "
+                    "promise something untrue; delete one of the two."
+                )
+        elif self.epsilon is None:
+            raise ValueError(
+                "`budget.epsilon` is missing; give the total ε, or `non_private: true` for a run without any privacy."
+            )
+        elif not (0 < self.epsilon < math.inf):
+            raise ValueError(
+                f"`budget.epsilon` must be a finite number above 0, and {self.epsilon} was given; a run without noise "
+                "has to say `non_private: true`."
+            )
+        return self
+
+
+class Shares(Section):
+    """Fractions of the account's μ² (μ² adds up over releases, ε does not)."""
+
+    search: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
+    training: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+
+    @model_validator(mode="after")
+    def _fit_in_one_budget(self) -> Self:
+        total = Fraction(repr(self.search)) + Fraction(repr(self.training))
+        if total > 1:
+            raise ValueError(
+                f"`shares` add up to {float(total):g} of the budget ({self.search:g} search + {self.training:g} "
+                "training); at most 1 fits."
+            )
+        return self
+
+
+class Evaluation(Section):
+    """A part of the data set declared public, taken out before anything private happens: it is scored without noise.
+
+    Without a fraction it is the data set's own test part; with one, that part of all records, drawn by a public seed.
+    """
+
+    public: Literal[True]
+    fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
+    seed: Seed = 0
+
+
+class Data(Section):
+    """The data set by name, or by name and folder."""
+
+    dataset: Name
+    folder: str | None = None
+    evaluation: Evaluation
+
+
+class Partition(Section):
+    """How records are dealt to the clients of a simulation; given, not protected."""
+
+    kind: Literal["iid", "dirichlet", "shards", "quantity"] = "iid"
+    alpha: Positive | None = None
+    per_client: Whole | None = None
+    minimum: Whole = 1
+    seed: Seed = 0
+
+    @model_validator(mode="after")
+    def _has_its_own_parameters(self) -> Self:
+        wanted = {"iid": (), "dirichlet": ("alpha",), "shards": ("per_client",), "quantity": ("alpha",)}[self.kind]
+        for key in ("alpha", "per_client"):
+            given = getattr(self, key) is not None
+            if given and key not in wanted:
+                raise ValueError(f"`cohort.partition.{key}` means nothing to the `{self.kind}` partition; delete it.")
+            if not given and key in wanted and key == "alpha":
+                raise ValueError(
+                    f"`cohort.partition.alpha` is missing: the `{self.kind}` partition needs it (0.5 is a strong skew)."
+                )
+        return self
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """What the partition takes besides labels, clients and seed."""
+        given = {"alpha": self.alpha, "per_client": self.per_client, "minimum": self.minimum}
+        return {key: value for key, value in given.items() if value is not None}
+
+
+class Cap(Section):
+    """The most a client itself agrees to, whatever the ledger says."""
+
+    epsilon: Positive
+    delta: Annotated[float, Field(gt=0, lt=1)]
+
+
+class Cohort(Section):
+    """The clients, how many must answer, and how many may collude."""
+
+    clients: Whole
+    partition: Partition = Partition()
+    actors: int | str = "auto"
+    quorum: Whole | None = None
+    colluders: Annotated[int, Field(ge=1)] = 1
+    timeout: Positive | None = None
+    cap: Cap | None = None
+
+    @field_validator("actors", mode="before")
+    @classmethod
+    def _auto_or_a_number(cls, given: Any) -> Any:
+        if given != "auto" and (not isinstance(given, int) or isinstance(given, bool) or given < 1):
+            raise ValueError(
+                f"`cohort.actors` must be `auto` or a whole number of at least 1, and {describe(given)} was given."
+            )
+        return given
+
+    @model_validator(mode="after")
+    def _can_reach_its_quorum(self) -> Self:
+        if self.quorum is not None and self.quorum > self.clients:
+            raise ValueError(
+                f"`cohort.clients` is {self.clients}, fewer than the quorum of {self.quorum}: no release could ever be "
+                "made. Lower `cohort.quorum` or add clients."
+            )
+        if self.colluders > 1 and self.colluders >= self.clients:
+            raise ValueError(
+                f"`cohort.colluders` is {self.colluders} of {self.clients} clients; at least one client must be honest."
+            )
+        return self
+
+    @property
+    def n_min(self) -> int:
+        """Clients whose noise is counted on."""
+        return counted_noisers(self.quorum or self.clients, self.colluders)
+
+
+class Tracking(Section):
+    """The MLflow store; `uri: null` tracks nothing."""
+
+    uri: str | None = "sqlite:///mlflow.db"
+    experiment: str = "dpray"
+
+
+class Noise(Section):
+    """A seed makes the noise repeatable and the run NOT PRIVATE: for tests only."""
+
+    seed: Seed | None = None

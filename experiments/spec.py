@@ -1,0 +1,241 @@
+"""The recipe: a typed, frozen statement of one experiment, refused as a whole if any part of it cannot be run.
+
+A recipe names the population whose account pays, the budget and how μ² is shared between search and training, the data
+and which part of it is declared public, the cohort, the search, the training and where it is shown. Reading one touches
+nothing but the text: no ledger, no Ray, no file. Values are taken as written: "6" is text, `true` is not 1.
+
+| recipe | symbol | meaning |
+|---|---|---|
+| `budget.epsilon`, `budget.delta` | ε, δ | lifetime budget of the population's account |
+| `shares.search`, `shares.training` | | fractions of the account's μ² |
+| `search.votes` | k | votes of a client |
+| `search.candidates` | p | candidates voted on (all points of a finite space if left out) |
+| `training.rounds` | T | gradient releases |
+| `training.clip` | C | bound on a record's gradient norm (or a client's update) |
+| `cohort.quorum` − `cohort.colluders` | n_min | clients whose noise is counted on |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, ValidationError, field_serializer, field_validator, model_validator
+
+from dpray.experiments import domains, objections
+from dpray.experiments.domains import Domain, Setting
+from dpray.experiments.reading import RecipeError, read_yaml, write_yaml
+from dpray.experiments.sections import (
+    Budget,
+    Cohort,
+    Data,
+    Name,
+    Noise,
+    Population,
+    Positive,
+    Regime,
+    Section,
+    Seed,
+    Shares,
+    Tracking,
+    Unit,
+    Whole,
+)
+
+_LOCAL = "`{}` describes a client's own descent, which only `training.unit: client` has; delete it."
+
+
+class Search(Section):
+    """DP-HYPE: every client votes for its k best of p public candidates."""
+
+    algorithm: Literal["dp_hype"] = "dp_hype"
+    votes: Whole
+    candidates: Whole | None = None
+    space: dict[str, Setting]
+    score: Literal["accuracy", "loss"] = "accuracy"
+    folds: Annotated[int, Field(ge=2)] = 5
+    max_concurrent: Whole = 2
+    regime: Regime = "distributed"
+    seed: Seed = 0
+
+    @field_validator("space", mode="before")
+    @classmethod
+    def _parse_space(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        return {
+            key: value if isinstance(value, Domain) else domains.parse_setting(f"search.space.{key}", value)
+            for key, value in given.items()
+        }
+
+    @field_serializer("space")
+    def _write_space(self, space: dict[str, Setting]) -> dict[str, Any]:
+        return {key: value.written() if isinstance(value, Domain) else value for key, value in space.items()}
+
+    @model_validator(mode="after")
+    def _has_something_to_vote_on(self) -> Self:
+        points = domains.count(self.space)
+        if points == 1 or self.candidates == 1:
+            raise ValueError(
+                "`search.space` leaves nothing to search: it has one point only. Give a domain with several values, or "
+                "leave `search` out and put the settings under `training`."
+            )
+        if points is None and self.candidates is None:
+            raise ValueError(
+                "`search.candidates` is missing: the space has a continuous range, so say how many points to draw."
+            )
+        if points is not None and self.candidates is not None and self.candidates > points:
+            raise ValueError(
+                f"`search.candidates` asks for {self.candidates} different points, and the space has {points}."
+            )
+        if self.votes >= self.candidate_count:
+            raise ValueError(
+                f"`search.votes` (k = {self.votes}) must be smaller than the number of candidates "
+                f"(p = {self.candidate_count}): a client that votes for everything says nothing."
+            )
+        return self
+
+    @property
+    def candidate_count(self) -> int:
+        """p: the number of candidates voted on."""
+        points = domains.count(self.space)
+        return self.candidates if self.candidates is not None else points if points is not None else 0
+
+
+class Training(Section):
+    """What both trainers take; a setting may instead stand in `search.space`."""
+
+    rounds: Whole
+    regime: Regime = "distributed"
+    unit: Unit = "record"
+    learning_rate: Positive | None = None
+    clip: Positive | None = None
+    weighting: Literal["records", "clients"] | None = None
+    local_steps: Whole | None = None
+    local_rate: Positive | None = None
+
+    @classmethod
+    def searchable(cls) -> tuple[str, ...]:
+        """Settings that `search.space` may name. The rounds are reserved before the search and are not among them."""
+        return tuple(key for key in cls.model_fields if key not in ("algorithm", "rounds", "regime", "unit"))
+
+    def fixed(self) -> dict[str, Any]:
+        """The settings given here, without those left to the trainer's defaults or to the search."""
+        return {key: getattr(self, key) for key in self.searchable() if getattr(self, key) is not None}
+
+
+class SOFIM(Training):
+    """DP-FedSOFIM: the server's step is preconditioned by (ρI + MMᵀ)⁻¹."""
+
+    algorithm: Literal["dp_fedsofim"]
+    momentum: Annotated[float, Field(ge=0, lt=1)] | None = None
+    rho: Positive | None = None
+    precondition: Literal["gradient", "momentum"] | None = None
+    bias_correction: bool | None = None
+    rho_relative: bool | None = None
+
+
+class FedGD(Training):
+    """DP-FedGD: plain gradient descent on the noised mean gradient."""
+
+    algorithm: Literal["dp_fedgd"]
+
+
+class Recipe(Section):
+    """One experiment, checked. Build it with `Recipe.read`."""
+
+    name: Name
+    description: str = ""
+    population: Population
+    budget: Budget
+    shares: Shares
+    data: Data
+    cohort: Cohort
+    search: Search | None = None
+    training: Annotated[SOFIM | FedGD, Field(discriminator="algorithm")]
+    tracking: Tracking = Tracking()
+    ledger: str = "sqlite:///dpray-ledger.db"
+    noise: Noise = Noise()
+
+    @classmethod
+    def read(cls, text: str, name: str = "The recipe") -> Self:
+        """Parse and check a recipe's YAML text.
+
+        Raises:
+            RecipeError: with one sentence for each problem found.
+        """
+        try:
+            return cls.model_validate(read_yaml(text, name))
+        except ValidationError as error:
+            raise RecipeError(*objections.sentences(error, cls)) from None
+
+    def write(self) -> str:
+        """YAML that reads back as this recipe, every default spelled out."""
+        return write_yaml(self.model_dump(mode="python"))
+
+    def tune_space(self) -> dict[str, Any]:
+        """The search space as Ray Tune's domains (imports Ray)."""
+        space = self.search.space if self.search is not None else {}
+        return {key: value.to_tune() if isinstance(value, Domain) else value for key, value in space.items()}
+
+    @model_validator(mode="after")
+    def _shares_fit_the_parts(self) -> Self:
+        if self.search is None and self.shares.search > 0:
+            raise ValueError(
+                f"`shares.search` is {self.shares.search:g}, but there is no `search`; add one or give it no share."
+            )
+        if self.search is not None and self.shares.search == 0:
+            raise ValueError(
+                "`shares.search` is missing: a search releases its votes, so it needs a share of the budget."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _every_setting_stands_once(self) -> Self:
+        known, fixed = self.training.searchable(), self.training.fixed()
+        space = self.search.space if self.search is not None else {}
+        for key in space:
+            if key == "rounds":
+                raise ValueError(
+                    "`search.space.rounds` cannot be searched: the plan reserves its releases before the search begins."
+                )
+            if key not in known:
+                raise ValueError(
+                    objections.unknown(f"search.space.{key}", key, known, f"a setting of `{self.training.algorithm}`")
+                )
+            if key.startswith("local_") and self.training.unit == "record":
+                raise ValueError(_LOCAL.format(f"search.space.{key}"))
+            if key in fixed:
+                raise ValueError(
+                    f"`{key}` is fixed under `training` and searched in `search.space`; keep one of the two."
+                )
+            self._check_setting(key, space[key])
+        for key in fixed:
+            if key.startswith("local_") and self.training.unit == "record":
+                raise ValueError(_LOCAL.format(f"training.{key}"))
+        if self.budget.non_private and (fixed.get("rho_relative") or "rho_relative" in space):
+            raise ValueError("`rho_relative` measures ρ in noise, and a non-private run has none; give `rho` alone.")
+        for key in ("learning_rate", "clip"):
+            if key not in fixed and key not in space:
+                raise ValueError(f"`training.{key}` is missing: give it there, or let `search.space.{key}` choose it.")
+        return self
+
+    def _check_setting(self, key: str, setting: Setting) -> None:
+        for value in setting.extremes if isinstance(setting, Domain) else (setting,):
+            try:
+                type(self.training).__pydantic_validator__.validate_assignment(self.training.model_copy(), key, value)
+            except ValidationError as error:
+                raise ValueError(objections.sentences(error, type(self.training), f"search.space.{key}")[0]) from None
+
+    @model_validator(mode="after")
+    def _groups_are_bounded(self) -> Self:
+        if (
+            self.population.unit == "client"
+            and self.training.unit == "record"
+            and self.population.records_per_client is None
+        ):
+            raise ValueError(
+                "`population.records_per_client` is missing: a client's account pays for record-level rounds by group "
+                "privacy, which needs the declared largest number of records a client may hold."
+            )
+        return self

@@ -1,0 +1,183 @@
+"""Where an account stands before a run, looked up without creating or changing anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from dpray.experiments.plan import Forecast, budget_of
+from dpray.experiments.reading import RecipeError
+from dpray.experiments.spec import Recipe
+from dpray.platform.privacy.budget import Budget, to_mu
+from dpray.platform.privacy.gdp import epsilon
+from dpray.platform.privacy.ledger import (
+    Account,
+    BudgetConflict,
+    BudgetExceeded,
+    Head,
+    Ledger,
+    LedgerTampered,
+    Population,
+)
+from dpray.platform.privacy.mechanisms import Unit
+
+_SQLITE = "sqlite:///"
+_MOST_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What an account has spent, what plans have set aside, and what its budget is, in quanta (None: infinite)."""
+
+    budget: int | None
+    spent: int
+    reserved: int
+
+    @property
+    def remaining(self) -> int | None:
+        """Free of every reservation."""
+        return None if self.budget is None else self.budget - self.spent - self.reserved
+
+
+def ledger_url(recipe: Recipe, workspace: Path) -> str:
+    """The recipe's ledger, a relative SQLite path taken from the workspace."""
+    return in_workspace(recipe.ledger, workspace)
+
+
+def in_workspace(url: str, workspace: Path) -> str:
+    """A relative SQLite path taken from the workspace; any other address as it is."""
+    path = Path(url.removeprefix(_SQLITE)).expanduser()
+    if not url.startswith(_SQLITE) or not path.name or path.name == ":memory:" or path.is_absolute():
+        return url
+    return _SQLITE + str((workspace / path).absolute())
+
+
+def look(recipe: Recipe, workspace: Path, forecast: Forecast, run: str | None = None, *, fits: bool = True) -> Standing:
+    """Where the recipe's account stands, after checking that the forecast fits every account of its population.
+
+    Args:
+        run: a run that may have set the forecast aside already; its plan is then not asked for again.
+        fits: whether to refuse a forecast that does not fit.
+
+    Raises:
+        LedgerTampered, BudgetConflict, BudgetExceeded, RecipeError: what opening the run would be refused for.
+    """
+    new = Standing(forecast.budget.quanta, 0, 0)
+    with existing(recipe, workspace) as population:
+        if population is None:
+            return new
+        _check_maximum(recipe, population)
+        planned = run is not None and run in population.runs()
+        found = None
+        for account in population.accounts():
+            if account.unit is Unit(recipe.population.unit):
+                _check_budget(population, account, budget_of(recipe))
+                found = Standing(account.budget.quanta, account.spent, account.reserved)
+            if fits and not planned:
+                _check_fits(recipe, population, account, forecast)
+        return found or new
+
+
+@contextmanager
+def existing(recipe: Recipe, workspace: Path) -> Iterator[Population | None]:
+    """The recipe's population in its ledger, verified; None where there is none yet.
+
+    Raises:
+        LedgerTampered: the ledger is not what was written.
+    """
+    url = ledger_url(recipe, workspace)
+    if url.startswith(_SQLITE) and not Path(url.removeprefix(_SQLITE)).exists():
+        yield None
+        return
+    ledger = Ledger(url, create=False)
+    try:
+        problems = ledger.verify()
+        if problems:
+            more = f" (and {len(problems) - _MOST_SHOWN} more)" if len(problems) > _MOST_SHOWN else ""
+            raise LedgerTampered(
+                f"The ledger {ledger.url} is not what was written: {' '.join(problems[:_MOST_SHOWN])}{more} Nothing "
+                "was spent. Restore a copy that verifies; `dpray ledger verify` tells the rest."
+            )
+        yield next((each for each in ledger.populations() if each.name == recipe.population.name), None)
+    finally:
+        ledger.close()
+
+
+def check_anchors(recipe: Recipe, workspace: Path, anchors: Iterable[Head]) -> None:
+    """Refuse a ledger older than, or another than, the one the clients have seen.
+
+    Raises:
+        LedgerTampered: with what is wrong.
+    """
+    heads = tuple(anchors)
+    url = ledger_url(recipe, workspace)
+    missing = url.startswith(_SQLITE) and not Path(url.removeprefix(_SQLITE)).exists()
+    if heads and missing:
+        raise LedgerTampered(
+            f"The clients of population {recipe.population.name!r} have seen a ledger with "
+            f"{max(head.sequence for head in heads)} entries, and there is none at {url}. What was spent on them is "
+            "spent: restore the ledger. If these are other people, give them a population of their own name."
+        )
+    if heads:
+        ledger = Ledger(url, create=False)
+        try:
+            problems = ledger.verify(heads)
+        finally:
+            ledger.close()
+        if problems:
+            raise LedgerTampered(f"The ledger is not the one the clients have seen: {' '.join(problems[:_MOST_SHOWN])}")
+
+
+def _check_maximum(recipe: Recipe, population: Population) -> None:
+    declared, given = population.records_per_client, recipe.population.records_per_client
+    if given is not None and declared is not None and declared != given:
+        raise RecipeError(
+            f"`population.records_per_client` is {given}, and the ledger has {declared} on record for population "
+            f"{population.name!r}: the number is declared once."
+        )
+
+
+def _check_budget(population: Population, account: Account, budget: Budget) -> None:
+    if account.budget != budget:
+        raise BudgetConflict(
+            f"The {account.unit} account of population {population.name!r} was opened with {account.budget}, and the "
+            f"recipe says {budget}. Write the first into the recipe, or raise the account with `dpray ledger amend "
+            f"{population.name} --unit {account.unit}`, which is recorded as a new claim."
+        )
+
+
+def _check_fits(recipe: Recipe, population: Population, account: Account, forecast: Forecast) -> None:
+    """Refuse what reserving would refuse, with both numbers."""
+    left = account.remaining
+    if left is None:
+        return
+    asked = 0
+    for part in forecast.parts:
+        if part.quanta is None:
+            raise BudgetExceeded(
+                f"The {account.unit} account of population {population.name!r} is private ({account.budget}), and the "
+                "recipe asks for releases without noise (ε = ∞). Give the recipe a population of its own."
+            )
+        most = population.records_per_client or recipe.population.records_per_client
+        if not account.unit.covers(part.unit) and most is None:
+            raise RecipeError(
+                f"`population.records_per_client` is missing: population {population.name!r} has a {account.unit} "
+                f"account, which pays for {part.unit}-level releases by group privacy."
+            )
+        asked += part.quanta * (1 if account.unit.covers(part.unit) else (most or 1) ** 2)
+    if asked > left:
+        budget = account.budget.quanta or 1
+        raise BudgetExceeded(
+            f"The plan asks for {_amount(asked, budget, account)}, and the {account.unit} account of population "
+            f"{population.name!r} has {_amount(left, budget, account)} left of {account.budget} (spent "
+            f"{_amount(account.spent, budget, account)}, set aside by other runs "
+            f"{_amount(account.reserved, budget, account)}). Nothing was spent. Ask for smaller `shares`, finish runs "
+            f"that hold a part, or raise the account with `dpray ledger amend {population.name}`, a new claim."
+        )
+
+
+def _amount(quanta: int, budget: int, account: Account) -> str:
+    alone = epsilon(to_mu(quanta), account.budget.delta) if quanta > 0 else 0.0
+    return f"{100 * quanta / budget:.4g} % of μ² (ε = {alone:.4g} alone)"

@@ -1,0 +1,64 @@
+"""The benchmark runs, and races contestants that do the same work. Nothing here is timed."""
+
+import subprocess
+import sys
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from dpray.experiments.benchmarks import rounds, scale, work
+from dpray.experiments.benchmarks.measure import Contestant, Round, family, race
+from dpray.trainers.models import LinearHead
+
+
+def test_the_loop_and_the_model_compute_the_same_sum() -> None:
+    work.same_work(work.clients(3, 7), LinearHead(work.FEATURES, work.CLASSES))
+
+
+def test_different_work_is_noticed() -> None:
+    class Unclipped(LinearHead):
+        def clipped_sum(self, theta, records, clip):  # type: ignore[no-untyped-def]
+            return super().clipped_sum(theta, records, np.inf)
+
+    with pytest.raises(ArithmeticError, match="different sums"):
+        work.same_work(work.clients(3, 7), Unclipped(work.FEATURES, work.CLASSES))
+
+
+def test_only_quiet_bursts_count_where_there_are_enough() -> None:
+    contestant = Contestant("made up", lambda count: [])
+    contestant.bursts = [(0.0, (Round(1.0, 0.5),))] * 3 + [(1.0, (Round(9.0),))] * 5
+    assert contestant.timing().seconds == 1.0
+    assert contestant.timing().ledger == 0.5
+    contestant.bursts = contestant.bursts[1:]
+    assert contestant.timing().seconds == 9.0
+    assert contestant.timing().disturbed
+
+
+def test_a_race_gives_every_contestant_its_bursts() -> None:
+    contestants = [Contestant(name, lambda count: [Round(1.0)] * count) for name in ("a", "b")]
+    race(contestants, rounds=4, wanted=10**9, cycles=2)
+    assert [[len(made) for _, made in each.bursts] for each in contestants] == [[4, 4], [4, 4]]
+
+
+def test_the_family_is_this_process_and_its_descendants() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        assert child.pid in family()
+        assert family(child.pid) == [child.pid]
+        child.communicate(b"\n")
+    assert child.pid not in family()
+
+
+def test_quick_run_prints_every_ratio(ray_local: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    rounds.main(["--quick", "--only", "round", "--only", "step"])
+    printed = capsys.readouterr().out
+    for name in (rounds.YARDSTICK, rounds.WITHOUT, rounds.DURABLE, rounds.TRAINER, "server step in place"):
+        assert f"| {name} | " in printed
+    assert "Ledger's share of a round" in printed
+
+
+def test_many_clients_are_measured_in_memory_and_time(ray_local: ModuleType) -> None:
+    found = scale.measure(count=6, records=4, rounds=2)
+    assert set(found["pss"]) == {"starting", "in rounds"}
+    assert found["pss"]["in rounds"]["driver"] > 0
+    assert all(timing["seconds"] > 0 for timing in found["rounds"].values())

@@ -1,0 +1,107 @@
+"""Statements as text: complete, and impossible to misread."""
+
+import math
+
+import numpy as np
+import pytest
+
+from dpray.experiments import report
+from dpray.experiments.reading import RecipeError
+from dpray.experiments.runs import RunDirectory, find_recipe
+from dpray.platform.privacy import Budget, ClippedSum, TopKVotes, Unit
+from dpray.platform.privacy.ledger import Ledger, ReleaseKey, ReleaseLost
+
+BUDGET = Budget(6, 1e-5)
+GRADIENTS = ClippedSum(1.0, Unit.RECORD, 10, 100)
+
+
+@pytest.fixture
+def population(tmp_path):
+    ledger = Ledger(f"sqlite:///{tmp_path / 'ledger.db'}")
+    yield ledger.population("people")
+    ledger.close()
+
+
+def release(run, label, step, share, mechanism=GRADIENTS, compute=lambda attempt: np.zeros(1)):
+    quanta = None if share is None else int(BUDGET.quanta * share)
+    run.release(ReleaseKey(label, "m", step), {"step": step}, mechanism, quanta, compute, trust="central")
+
+
+def rows(account, run=None):
+    text = report.statement_text(account.statement(run).as_dict())
+    return {line.split("  ")[0].strip(): line for line in text.splitlines()}, text
+
+
+def test_shares_epsilons_and_what_is_left(population):
+    account = population.account("record", BUDGET)
+    run = population.run("first")
+    release(run, "search", 0, 0.3, TopKVotes(1, 3))
+    release(run, "training", 1, 0.2)
+    release(run, "training", 2, 0.2)
+    found, text = rows(account, "first")
+    assert text.startswith("Account of population people: unit record, ε = 6 at δ = 1e-05, replace-one\n")
+    assert "30.0 %" in found["search"]
+    assert "2.991" in found["search"]
+    assert ("40.0 %" in found["training"], " 2 " in found["training"]) == (True, True)
+    assert "70.0 %" in found["total"]
+    assert "30.0 %" in found["left"]
+    assert list(found).index("search") < list(found).index("training") < list(found).index("total")
+
+
+def test_other_runs_and_lost_releases_are_told(population):
+    account = population.account("record", BUDGET)
+    release(population.run("first"), "training", 1, 0.25)
+
+    def lose(attempt):
+        raise ReleaseLost("a client is gone")
+
+    second = population.run("second")
+    with pytest.raises(ReleaseLost):
+        release(second, "training", 1, 0.25, compute=lose)
+    found, _ = rows(account, "second")
+    assert "1 (1 lost)" in found["training"]
+    assert "25.0 %" in found["total"]
+    assert "50.0 %" in found["total of all runs"]
+    every, _ = rows(account)
+    assert {"first: training", "second: training"} <= set(every)
+
+
+def test_a_raised_budget_is_a_new_claim(population):
+    account = population.account("record", BUDGET)
+    release(population.run("first"), "training", 1, 1)
+    account.amend(Budget(8, 1e-5), "a second study")
+    found, text = rows(account)
+    assert "Claims" in text
+    assert "1 releases" in found["2"]
+    assert "a second study" in found["2"]
+
+
+def test_no_noise_and_seeded_noise_are_in_capitals(population):
+    account = population.account("record", Budget(math.inf, 1e-5, non_private=True))
+    release(population.run("first", stamps=["NOT PRIVATE (seeded noise)"]), "training", 1, None)
+    found, text = rows(account)
+    assert "NOT PRIVATE (no noise)" in text
+    assert "NOT PRIVATE (seeded noise)" in text
+    assert "ε = ∞ (NOT PRIVATE)" in text
+    assert "∞" in found["total"]
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [(6, "6"), (2.99119, "2.991"), (0.000123, "0.00012"), (0, "0"), ("inf", "∞"), (math.inf, "∞")]
+)
+def test_numbers(value, shown):
+    assert report.number(value) == shown
+
+
+def test_a_run_keeps_its_recipe(tmp_path):
+    recipe = find_recipe("digits_quickstart")
+    files = RunDirectory(tmp_path, "one")
+    files.begin(recipe)
+    files.begin(recipe)
+    assert RunDirectory(tmp_path, "one").recipe() == recipe
+    with pytest.raises(RecipeError, match="has not finished; `dpray resume one`"):
+        files.finished()
+    with pytest.raises(RecipeError, match="differs in name"):
+        files.begin(recipe.model_copy(update={"name": "other"}))
+    with pytest.raises(RecipeError, match="Runs here: one"):
+        RunDirectory(tmp_path, "two").recipe()

@@ -1,0 +1,126 @@
+"""What would be refused is refused by looking: the ledger is not created and not changed."""
+
+import sqlite3
+
+import pytest
+
+from dpray.experiments import standing
+from dpray.experiments.plan import Scale, forecast
+from dpray.experiments.reading import RecipeError, write_yaml
+from dpray.experiments.spec import Recipe
+from dpray.platform.privacy import Budget, Unit
+from dpray.platform.privacy.ledger import (
+    BudgetConflict,
+    BudgetExceeded,
+    Ledger,
+    LedgerTampered,
+    Plan,
+    PlannedRelease,
+)
+
+SCALE = Scale(clients=20, records=1437, dimension=650, largest_client=200)
+BUDGET = Budget(6, 1e-5)
+
+
+def recipe(**sections) -> Recipe:
+    document = {
+        "name": "try",
+        "population": {"name": "people"},
+        "budget": {"epsilon": 6, "delta": 1e-5},
+        "shares": {"training": 0.5},
+        "data": {"dataset": "digits", "evaluation": {"public": True, "fraction": 0.2}},
+        "cohort": {"clients": 20},
+        "training": {"algorithm": "dp_fedsofim", "rounds": 40, "learning_rate": 1, "clip": 1},
+    }
+    return Recipe.read(write_yaml(document | sections))
+
+
+def look(workspace, given=None, run=None):
+    given = given or recipe()
+    return standing.look(given, workspace, forecast(given, SCALE), run)
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    ledger = Ledger(f"sqlite:///{tmp_path / 'dpray-ledger.db'}")
+    yield ledger
+    ledger.close()
+
+
+def reserve(population, fraction, name="other"):
+    quanta = int(BUDGET.quanta * fraction)
+    run = population.run(name)
+    run.reserve(Plan((PlannedRelease("training", "gradients", Unit.RECORD, quanta, 3),)))
+    return run
+
+
+def test_a_ledger_that_is_not_there_is_not_made(tmp_path):
+    assert look(tmp_path).remaining == BUDGET.quanta
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_spent_and_set_aside_is_told(tmp_path, ledger):
+    population = ledger.population("people")
+    population.account("record", BUDGET)
+    reserve(population, 0.25)
+    found = look(tmp_path)
+    assert (found.spent, found.reserved) == (0, int(BUDGET.quanta * 0.25))
+
+
+def test_a_look_changes_nothing(tmp_path, ledger):
+    ledger.population("people").account("record", BUDGET)
+    before = ledger.head()
+    look(tmp_path)
+    assert ledger.head() == before
+
+
+def test_a_plan_larger_than_what_is_left_is_refused_with_both_numbers(tmp_path, ledger):
+    population = ledger.population("people")
+    population.account("record", BUDGET)
+    reserve(population, 0.75)
+    before = ledger.head()
+    with pytest.raises(BudgetExceeded, match=r"asks for 50 % of μ² .* has 25 % of μ²"):
+        look(tmp_path)
+    assert ledger.head() == before
+
+
+def test_a_run_that_has_its_plan_is_not_asked_for_it_again(tmp_path, ledger):
+    population = ledger.population("people")
+    population.account("record", BUDGET)
+    reserve(population, 0.75, "mine")
+    assert look(tmp_path, run="mine").reserved == int(BUDGET.quanta * 0.75)
+
+
+def test_an_account_with_another_budget_is_refused(tmp_path, ledger):
+    ledger.population("people").account("record", Budget(8, 1e-5))
+    with pytest.raises(BudgetConflict, match=r"ε=8.* recipe says ε=6"):
+        look(tmp_path)
+
+
+def test_a_coarser_account_of_the_same_people_is_asked_too(tmp_path, ledger):
+    population = ledger.population("people", records_per_client=200)
+    population.account("client", Budget(6, 1e-5))
+    with pytest.raises(BudgetExceeded, match="client account"):
+        look(tmp_path)
+
+
+def test_a_declared_maximum_cannot_be_declared_otherwise(tmp_path, ledger):
+    ledger.population("people", records_per_client=200)
+    with pytest.raises(RecipeError, match=r"300.*200"):
+        look(tmp_path, recipe(population={"name": "people", "records_per_client": 300}))
+
+
+def test_a_private_account_refuses_a_recipe_without_noise(tmp_path, ledger):
+    ledger.population("people").account("client", BUDGET)
+    with pytest.raises(BudgetExceeded, match="private"):
+        look(tmp_path, recipe(budget={"delta": 1e-5, "non_private": True}))
+
+
+def test_a_tampered_ledger_is_refused(tmp_path, ledger):
+    ledger.population("people").account("record", BUDGET)
+    ledger.close()
+    with sqlite3.connect(tmp_path / "dpray-ledger.db") as database:
+        changed = database.execute("update accounts set budget = '9' || budget").rowcount
+    assert changed == 1
+    with pytest.raises(LedgerTampered, match="not what was written"):
+        look(tmp_path)
