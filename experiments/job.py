@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dpray.experiments import report
+from dpray.experiments.figures import number
 from dpray.experiments.live import Live, Phase
 from dpray.experiments.material import Material
 from dpray.experiments.outcome import Outcome
@@ -174,4 +175,4 @@ class Job:
         if budget.non_private or self.account.unbounded:
             return "ε = ∞, NOT PRIVATE"
         left = remaining_epsilon(budget, self.account.spent)
-        return f"ε {self.account.spent_epsilon:.2f} spent, {left:.2f} left"
+        return f"ε {number(self.account.spent_epsilon)} spent, {number(left, up=False)} left"

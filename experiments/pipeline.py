@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpray.experiments import engine, report, report_plan, standing
+from dpray.experiments.binding import declaration
 from dpray.experiments.job import Job
 from dpray.experiments.live import Live
 from dpray.experiments.material import Material, load
@@ -127,7 +128,11 @@ def _open(
 
     ledger = Ledger(standing.ledger_url(recipe, workspace))
     stack.callback(ledger.close)
-    population = ledger.population(recipe.population.name, records_per_client=recipe.population.records_per_client)
+    population = ledger.population(
+        recipe.population.name,
+        records_per_client=recipe.population.records_per_client,
+        declaration=declaration(recipe, expected.scale),
+    )
     account = population.account(recipe.population.unit, expected.budget)
     run = population.run(name, stamps=stamps)
     if not run.closed:

@@ -23,6 +23,7 @@ from dpray.experiments.spec import Recipe
 from dpray.platform.privacy import gdp
 from dpray.platform.privacy.budget import Budget, split, to_mu
 from dpray.platform.privacy.ledger import Plan, PlannedRelease
+from dpray.platform.privacy.ledger.charging import upper_mu
 from dpray.platform.privacy.mechanisms import ClippedSum, Mechanism, Regime, TopKVotes, Unit, vote_failure_bound
 
 SEARCH, TRAINING = "search", "training"
@@ -71,12 +72,12 @@ class Part:
 
     @property
     def epsilon(self) -> float:
-        """ε of the part alone, as the account sees it."""
+        """ε of the part alone, as the account sees it, rounded up."""
         return _epsilon(self.charged, self.delta)
 
     @property
     def epsilon_step(self) -> float:
-        """ε of one release alone, as the account sees it."""
+        """ε of one release alone, as the account sees it, rounded up."""
         return _epsilon(None if self.charged is None else -(-self.charged // self.steps), self.delta)
 
 
@@ -85,6 +86,7 @@ class Forecast:
     """What a run would do.
 
     Attributes:
+        scale: what it was computed for.
         budget: the account's.
         search: None without one.
         training: the rounds.
@@ -95,6 +97,7 @@ class Forecast:
         warnings: what makes the run hopeless, in sentences.
     """
 
+    scale: Scale
     budget: Budget
     search: Part | None
     training: Part
@@ -170,7 +173,7 @@ def forecast(recipe: Recipe, scale: Scale) -> Forecast:
         lead = lead_needed(search.answered_sigma, rivals)
         unanimous = vote_failure_bound(scale.clients, search.answered_sigma, rivals)
     warnings = _warnings(recipe, scale, noise_to_signal, lead)
-    return Forecast(budget, search, training, sigma_over_clip, noise_to_signal, lead, unanimous, warnings)
+    return Forecast(scale, budget, search, training, sigma_over_clip, noise_to_signal, lead, unanimous, warnings)
 
 
 def _shares(recipe: Recipe, budget: Budget) -> tuple[int | None, int | None]:
@@ -256,4 +259,4 @@ def _warnings(recipe: Recipe, scale: Scale, noise_to_signal: float, lead: float 
 
 
 def _epsilon(quanta: int | None, delta: float) -> float:
-    return math.inf if quanta is None else gdp.epsilon(to_mu(quanta), delta)
+    return math.inf if quanta is None else gdp.epsilon(upper_mu(quanta), delta)

@@ -15,6 +15,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from dpray.experiments.figures import number, percent
 from dpray.experiments.outcome import Outcome
 from dpray.experiments.runs import RunDirectory
 from dpray.experiments.sections import Tracking
@@ -66,7 +67,7 @@ def statement(said: Mapping[str, Any]) -> RenderableType:
         Text("ε does not add up over rows, shares of μ² do; each ε stands alone at the account's δ.", "dim"),
         pairs(("Trust", "; ".join(said["trust"]) or "nothing released yet")),
     ]
-    if len(said["claims"]) > 1:
+    if len(said["claims"]) > 1 or any(claim["releases_before"] for claim in said["claims"]):
         parts.append(_claims(said["claims"]))
     parts.append(Text("Assumptions", "bold"))
     parts.append(pairs(*((" ·", text) for text in said["assumptions"])))
@@ -102,7 +103,7 @@ def _spends(said: Mapping[str, Any]) -> Table:
         drawn.add_row("total", "", "", *_amount(said["spent"]))
     if said["reserved"]["quanta"]:
         drawn.add_row("set aside by plans", "", "", *_amount(said["reserved"]))
-    drawn.add_row("left", "", "", *_amount(said["remaining"]), style="bold")
+    drawn.add_row("left", "", "", *_amount(said["remaining"], up=False), style="bold")
     drawn.add_row(
         "budget", "", "", "" if said["non_private"] else "100.0 %", number(said["epsilon"]), number(said["mu"])
     )
@@ -149,24 +150,10 @@ def _budget(said: Mapping[str, Any]) -> str:
     return f"{epsilon} at δ = {float(said['delta']):g}"
 
 
-def _amount(amount: Mapping[str, Any]) -> tuple[str, str, str]:
+def _amount(amount: Mapping[str, Any], *, up: bool = True) -> tuple[str, str, str]:
     share = float(amount["share"])
-    return ("" if math.isnan(share) else percent(share), number(amount["epsilon"]), number(amount["mu"]))
-
-
-def percent(share: float) -> str:
-    """A share of μ²."""
-    return "∞" if math.isinf(share) else f"{100 * share:.1f} %"
-
-
-def number(value: Any) -> str:
-    """A number with three decimals, as many as it needs; accepts the text `inf`."""
-    given = float(value)
-    if math.isinf(given):
-        return "∞"
-    if abs(given) < 1e-6:
-        return "0"
-    return f"{given:.3f}".rstrip("0").rstrip(".") if abs(given) >= 0.001 else f"{given:.2g}"
+    shown = "" if math.isnan(share) else percent(share, up=up)
+    return (shown, number(amount["epsilon"], up=up), number(amount["mu"], up=up))
 
 
 def settings(config: Mapping[str, Any]) -> str:

@@ -7,11 +7,13 @@ import math
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from dpray.experiments.figures import number, percent
 from dpray.experiments.plan import Forecast, Part, Scale, lead_needed
-from dpray.experiments.report import number, pairs, percent, stamps, table
+from dpray.experiments.report import pairs, stamps, table
 from dpray.experiments.spec import Recipe
 from dpray.experiments.standing import Standing
 from dpray.platform.privacy.budget import remaining_epsilon
+from dpray.platform.privacy.noise import SEEDED
 
 _COHORTS = (0.5, 1, 2, 5, 10)
 
@@ -36,7 +38,7 @@ def forecast(recipe: Recipe, expected: Forecast, scale: Scale, before: Standing)
 
 def stamped(recipe: Recipe) -> tuple[str, ...]:
     """What must be shown on everything this recipe releases."""
-    seeded = ("NOT PRIVATE (seeded noise)",) if recipe.noise.seed is not None else ()
+    seeded = (SEEDED,) if recipe.noise.seed is not None else ()
     return (*seeded, "NOT PRIVATE (no noise)") if recipe.budget.non_private else seeded
 
 
@@ -88,9 +90,10 @@ def _account(expected: Forecast, before: Standing) -> RenderableType:
         return Text("  without limit: ε = ∞, NOT PRIVATE", "bold red")
     for name, spent in (("before", before.spent), ("after", before.spent + charged)):
         left = before.budget - spent - before.reserved
-        shares = [percent(part / before.budget) for part in (spent, before.reserved, left)]
+        shares = [percent(part / before.budget) for part in (spent, before.reserved)]
+        shares.append(percent(left / before.budget, up=False))
         epsilon = remaining_epsilon(expected.budget, min(spent + before.reserved, before.budget))
-        drawn.add_row(name, *shares, number(epsilon))
+        drawn.add_row(name, *shares, number(epsilon, up=False))
     return drawn
 
 

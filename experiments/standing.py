@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from dpray.experiments.binding import declaration
+from dpray.experiments.figures import number, percent
 from dpray.experiments.plan import Forecast, budget_of
 from dpray.experiments.reading import RecipeError
 from dpray.experiments.spec import Recipe
@@ -21,6 +23,7 @@ from dpray.platform.privacy.ledger import (
     LedgerTampered,
     Population,
 )
+from dpray.platform.privacy.ledger.charging import upper_mu
 from dpray.platform.privacy.mechanisms import Unit
 
 _SQLITE = "sqlite:///"
@@ -62,13 +65,15 @@ def look(recipe: Recipe, workspace: Path, forecast: Forecast, run: str | None = 
         fits: whether to refuse a forecast that does not fit.
 
     Raises:
-        LedgerTampered, BudgetConflict, BudgetExceeded, RecipeError: what opening the run would be refused for.
+        LedgerError, RecipeError: what opening the run would be refused for.
     """
     new = Standing(forecast.budget.quanta, 0, 0)
     with existing(recipe, workspace) as population:
         if population is None:
             return new
-        _check_maximum(recipe, population)
+        population.check(
+            records_per_client=recipe.population.records_per_client, declaration=declaration(recipe, forecast.scale)
+        )
         planned = run is not None and run in population.runs()
         found = None
         for account in population.accounts():
@@ -130,15 +135,6 @@ def check_anchors(recipe: Recipe, workspace: Path, anchors: Iterable[Head]) -> N
             raise LedgerTampered(f"The ledger is not the one the clients have seen: {' '.join(problems[:_MOST_SHOWN])}")
 
 
-def _check_maximum(recipe: Recipe, population: Population) -> None:
-    declared, given = population.records_per_client, recipe.population.records_per_client
-    if given is not None and declared is not None and declared != given:
-        raise RecipeError(
-            f"`population.records_per_client` is {given}, and the ledger has {declared} on record for population "
-            f"{population.name!r}: the number is declared once."
-        )
-
-
 def _check_budget(population: Population, account: Account, budget: Budget) -> None:
     if account.budget != budget:
         raise BudgetConflict(
@@ -171,13 +167,14 @@ def _check_fits(recipe: Recipe, population: Population, account: Account, foreca
         budget = account.budget.quanta or 1
         raise BudgetExceeded(
             f"The plan asks for {_amount(asked, budget, account)}, and the {account.unit} account of population "
-            f"{population.name!r} has {_amount(left, budget, account)} left of {account.budget} (spent "
+            f"{population.name!r} has {_amount(left, budget, account, up=False)} left of {account.budget} (spent "
             f"{_amount(account.spent, budget, account)}, set aside by other runs "
             f"{_amount(account.reserved, budget, account)}). Nothing was spent. Ask for smaller `shares`, finish runs "
             f"that hold a part, or raise the account with `dpray ledger amend {population.name}`, a new claim."
         )
 
 
-def _amount(quanta: int, budget: int, account: Account) -> str:
-    alone = epsilon(to_mu(quanta), account.budget.delta) if quanta > 0 else 0.0
-    return f"{100 * quanta / budget:.4g} % of μ² (ε = {alone:.4g} alone)"
+def _amount(quanta: int, budget: int, account: Account, *, up: bool = True) -> str:
+    mu = 0.0 if quanta <= 0 else upper_mu(quanta) if up else to_mu(quanta)
+    alone = epsilon(mu, account.budget.delta) if mu else 0.0
+    return f"{percent(quanta / budget, up=up)} of μ² (ε = {number(alone, up=up)} alone)"

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import json
 import os
-import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +54,10 @@ class DatasetMissing(DatasetError):  # noqa: N818 - an outcome callers handle
 
 class DatasetDamaged(DatasetError):  # noqa: N818 - an outcome callers handle
     """The file is there and is not what it must be."""
+
+
+class _Unlike(ValueError):  # noqa: N818 - becomes part of a DatasetDamaged
+    """An array is not what the format says, in words that tell nothing of a record."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,11 +122,11 @@ def load(name: str, folder: Path | str | None = None) -> Dataset:
     try:
         with np.load(path, allow_pickle=False) as arrays:
             return source.read({key: arrays[key] for key in arrays.files if _needed(name, key)})
-    except (KeyError, ValueError, IndexError, OSError, EOFError, zipfile.BadZipFile) as error:
+    except Exception as error:  # whatever it is: its text and its frames may hold what stands in a record
+        why = str(error) if isinstance(error, _Unlike) else type(error).__name__
         raise DatasetDamaged(
-            f"{path} is not the file that data set {name!r} is read from ({type(error).__name__}: {error}). "
-            f"{source.get}"
-        ) from error
+            f"{path} is not the file that data set {name!r} is read from ({why}). {source.get}"
+        ) from None
 
 
 def _found(name: str, source: Source, folder: Path | str | None) -> Path:
@@ -237,7 +240,7 @@ def _regression(name: str) -> Callable[[Mapping[str, NDArray[Any]]], Dataset]:
 
 def _pixels(images: NDArray[Any]) -> FloatArray:
     if images.dtype != np.uint8:
-        raise ValueError(f"images are uint8, not {images.dtype}")
+        raise _Unlike(f"images are uint8, not {images.dtype}")
     return images.reshape(len(images), -1) / 255.0
 
 
@@ -253,15 +256,15 @@ def _dataset(
     kind = np.int64 if classes else np.float64
     for x, y in ((x_train, y_train), (x_test, y_test)):
         if x.ndim != 2 or y.ndim != 1 or len(x) != len(y) or x.shape[1] != x_train.shape[1]:
-            raise ValueError("features and labels do not belong together")
+            raise _Unlike("features and labels do not belong together")
         if classes and len(y) and not (y.min() >= 0 and y.max() < len(classes)):
-            raise ValueError(f"labels are outside 0 … {len(classes) - 1}")
+            raise _Unlike(f"labels are outside 0 … {len(classes) - 1}")
     ready = [np.ascontiguousarray(x, dtype=np.float64) for x in (x_train, x_test)]
     return Dataset(name, ready[0], y_train.astype(kind), ready[1], y_test.astype(kind), classes, licence, notes)
 
 
 _BY_HAND = (
-    "Get it from its publisher, convert it to this format (see the notes on data in the README), and name its folder."
+    "Get it from its publisher, convert it (dpray.platform.datasets shows each file's arrays), and name its folder."
 )
 _SOURCES: dict[str, Source] = {
     "digits": Source(_digits),

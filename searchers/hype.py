@@ -56,7 +56,7 @@ class CandidateTrial(EvaluationTrial):
     """Step 2: one candidate, trained and scored on every client; the scores stay there."""
 
     handle: ClassVar[CohortHandle]
-    run: ClassVar[str]
+    run: ClassVar[tuple[str, str]]
 
     def evaluate(self, candidate: int, config: Config, mark: str) -> dict[str, int]:
         """Ask every client; only how many answered comes back."""
@@ -247,7 +247,7 @@ class DPHypeSearch(PrivateSearcher):
         self._require_attached()
         self.start_over()
         resources = self.resources if self.resources is not None else head_share(self.max_concurrent)
-        bound = {"handle": self.cohort.handle(), "run": self.run.name, "resources": resources}
+        bound = {"handle": self.cohort.handle(), "run": self._searched, "resources": resources}
         return type("Candidate", (CandidateTrial,), bound)
 
     @property
@@ -266,7 +266,7 @@ class DPHypeSearch(PrivateSearcher):
                 "No vote was held and nothing was spent."
             )
         self._vote()
-        self.cohort.forget(_scores_of(self.run.name, self.mark))  # nothing needs the scores any more
+        self.cohort.forget(_scores_of(self._searched, self.mark))  # nothing needs the scores any more
         missing = f" {len(batch.given_up)} were given up after failures and count as worst." if batch.given_up else ""
         return (
             f"{len(batch.evaluated)} of {p} candidates were evaluated, the clients voted, and candidate "
@@ -301,7 +301,11 @@ class DPHypeSearch(PrivateSearcher):
     def _ballots(self) -> Votes:
         from dpray.platform.cohort import Votes
 
-        return Votes(_scores_of(self.run.name, self.mark), len(self.candidates), self.votes_per_client)
+        return Votes(_scores_of(self._searched, self.mark)[1], len(self.candidates), self.votes_per_client)
+
+    @property
+    def _searched(self) -> tuple[str, str]:
+        return self.run.population.name, self.run.name
 
     @property
     def _key(self) -> ReleaseKey:
@@ -351,9 +355,10 @@ class DPHypeSearch(PrivateSearcher):
             self._candidates, self._fixed = saved, True
 
 
-def _scores_of(run: str, mark: str) -> str:
-    """Name under which clients keep the scores of one list of candidates."""
-    return f"{run}:{mark}"
+def _scores_of(run: tuple[str, str], mark: str) -> tuple[str, str]:
+    """(population, name) under which clients keep the scores of one list of candidates of a run."""
+    population, name = run
+    return population, f"{name}:{mark}"
 
 
 def _whole(quanta: int | str | None) -> int | None:

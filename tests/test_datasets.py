@@ -1,6 +1,7 @@
 """Real data by name: formats, public scaling, and what is said when a file is not there."""
 
 import json
+import traceback
 
 import numpy as np
 import pytest
@@ -201,6 +202,31 @@ def test_a_file_that_is_something_else_is_refused(tmp_path, damage):
     np.savez(tmp_path / "mnist.npz", **damage(mnist()))
     with pytest.raises(DatasetDamaged, match="is not the file"):
         load("mnist", tmp_path)
+
+
+SECRET = "Alice HIV+"
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("gas", lambda arrays: {**arrays, "gas_x": np.full((20, 128), SECRET)}),
+        ("mnist", lambda arrays: {**arrays, "y_train": np.array([SECRET] * 3)}),
+        ("adult", lambda arrays: {**arrays, "x_train": np.full((2, 4), SECRET)}),
+        ("adult", lambda arrays: {**arrays, "columns": np.array(["age", SECRET, "capital_gain", "sex"])}),
+        ("adult", lambda arrays: {**arrays, "categories_json": np.array(SECRET)}),
+        ("mnist", lambda arrays: {**arrays, "y_train": np.array([[0], [1]])}),
+    ],
+)
+def test_what_stands_in_a_damaged_file_is_told_nowhere(tmp_path, name, damage):
+    """Neither in the sentence nor in an exception behind it, which a traceback would print."""
+    file, make = FILES[name]
+    np.savez(tmp_path / file, **damage(make()))
+    with pytest.raises(DatasetDamaged, match="is not the file") as caught:
+        load(name, tmp_path)
+    assert "".join(traceback.format_exception(caught.value)).count(SECRET) == 0
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__
 
 
 def test_a_file_that_is_no_archive_is_refused(tmp_path):

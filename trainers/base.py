@@ -293,6 +293,8 @@ class FederatedTrainer:
                 "Under unit `client` every clipped update weighs the same: weights by records would stretch what one "
                 "client can move. Leave out `weighting`, or train with unit `record`."
             )
+        if self.unit is Unit.RECORD:
+            self.model.refuse_clip(settings.clip)
         if self.cohort.terms.dimension != self.model.dimension:
             raise ValueError(
                 f"The cohort's task has {self.cohort.terms.dimension} parameters and the model {self.model.dimension}: "

@@ -33,6 +33,7 @@ IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 
 _BLOCK = 4096  # records whose logits are formed together: K rows of this many float64 stay in the cache
+_SMALL_SQUARES = 1e-280  # below it squares may have lost digits, or vanished
 _KEPT = 64  # blocks of a host's clients whose designs are kept
 
 
@@ -68,6 +69,15 @@ class Model(ClientTask):
     @abstractmethod
     def mean_gradient(self, theta: FloatArray, records: Records) -> FloatArray:
         """Mean of g_x over the records that are not bad, unclipped, (d,); zero if there are none."""
+
+    def refuse_clip(self, clip: float) -> None:
+        """Refuse a C that the model's arithmetic cannot keep (`ValueError`); float64 keeps all that releases allow."""
+
+    def usable(self, records: Records) -> BoolArray:
+        """Which records are not bad, (n,): they can be trained on and scored. Not private: it stays with the client."""
+        x = np.asarray(records.x)
+        finite = np.isfinite(x).all(axis=tuple(range(1, x.ndim)))
+        return np.asarray(class_labels(np.asarray(records.y).reshape(-1), self.classes)[1] & finite)
 
     def update(self, theta: FloatArray, records: Records, settings: Mapping[str, Any]) -> FloatArray:
         """θ_K − θ after K full-batch local steps without noise (DP-FedAvg; the cohort clips it).
@@ -217,6 +227,10 @@ class LinearHead(Model):
         design = self.prepare(records)
         return np.asarray(self._sums(theta, design, np.inf)[0] / max(int(design.good.sum()), 1))
 
+    def usable(self, records: Records) -> BoolArray:
+        """As `Model.usable`, and the features can be squared."""
+        return self.prepare(records).good
+
     def prepare(self, records: Records) -> Design:
         """The records of one client as a design."""
         return Design.of(Stack.of([records]), self.features, self.classes)
@@ -305,7 +319,11 @@ def clip_weights(A: FloatArray, norm: FloatArray, clip: float) -> FloatArray:
         norm: (n,) ‖x̃‖.
         clip: C, may be infinite.
     """
-    length: FloatArray = np.sqrt(np.einsum("...kn,...kn->...n", A, A)) * norm
+    squares = np.einsum("...kn,...kn->...n", A, A)
+    length: FloatArray = np.sqrt(squares) * norm
+    small = squares < _SMALL_SQUARES
+    if small.any():  # large features make a gradient of residuals whose squares underflow
+        length[small] = _norms_of_small(np.moveaxis(A, -2, -1)[small]) * np.broadcast_to(norm, small.shape)[small]
     # never divides by a zero norm
     weights = np.ones_like(length) if clip == np.inf else clip / np.maximum(length, clip)
     finite = np.isfinite(length)
@@ -313,3 +331,10 @@ def clip_weights(A: FloatArray, norm: FloatArray, clip: float) -> FloatArray:
         weights[~finite] = 0.0
         np.copyto(A, 0.0, where=~finite[..., None, :])
     return weights
+
+
+def _norms_of_small(rows: FloatArray) -> FloatArray:
+    """Norm of each row, (m,), whatever its size: each is divided by its largest value before it is squared."""
+    largest = np.abs(rows).max(axis=1, initial=0.0)
+    scaled = rows / np.where(largest > 0, largest, 1.0)[:, None]
+    return np.asarray(largest * np.sqrt(np.einsum("ij,ij->i", scaled, scaled)))

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dpray.platform.privacy import gdp
-from dpray.platform.privacy.budget import to_mu
+from dpray.platform.privacy.ledger.charging import upper_mu
 from dpray.platform.privacy.units import Unit
 from dpray.trainers.models import FloatArray
 
@@ -90,9 +90,9 @@ class Spent:
         return self._others + self._weight * sum(quanta for quanta in charged if quanta is not None)
 
     def row(self, t: int) -> Row:
-        """μ and ε of the run after round t, and whom they protect."""
+        """μ and ε of the run after round t, rounded up, and whom they protect."""
         quanta = self.quanta(t)
-        mu = math.inf if quanta is None else to_mu(quanta) if quanta else 0.0
+        mu = math.inf if quanta is None else upper_mu(quanta) if quanta else 0.0
         epsilon = gdp.epsilon(mu, self._budget.delta)
         return {"privacy/mu_run": mu, "privacy/epsilon_run": epsilon, "privacy/unit": str(self.account.unit)}
 

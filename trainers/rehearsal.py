@@ -92,6 +92,8 @@ class Rehearsal:
     def fit_and_score(self, config: Mapping[str, Any], records: Records, rng: np.random.Generator) -> float:
         """Score of a candidate on one client; higher is better, NaN with fewer than two usable records.
 
+        Bad records take no part: one of them must not cost the client its vote.
+
         Args:
             config: the candidate.
             records: D_i.
@@ -99,7 +101,8 @@ class Rehearsal:
                 the same noise, so that their scores differ by what they are.
         """
         settings = self.settings_from_config(config)
-        labels, usable = class_labels(np.asarray(records.y).reshape(-1), self.model.classes)
+        labels, _ = class_labels(np.asarray(records.y).reshape(-1), self.model.classes)
+        usable = self.model.usable(records)
         held_out = held_out_rows(labels, usable, self.folds, rng)
         if len(held_out) == 0:
             return math.nan

@@ -7,14 +7,17 @@
 | C | clip bound on ‖g_x‖ | scalar |
 | u | Σ_x min(1, C′/‖g_x‖) g_x with C′ = C/(1+10⁻⁴), summed in float64 | (d,) |
 
-Every record goes through the module alone, so no module can mix records in a gradient. Modules whose *purpose* is to
-mix them (batch norm and its kin) are refused by name, because alone they would not do what they are there for.
+A record is *bad*, and contributes zero, if a value of it is not finite, its label is no class, its gradient is not
+finite, or the module raises on it (an index beyond an embedding). It is replaced by one of zeros in its place, so that
+all others are computed as they would have been.
+
+Every record goes through the module alone, so no module can mix records in a gradient.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
@@ -24,6 +27,7 @@ from numpy.typing import NDArray
 
 from dpray.platform.cohort.client import Records
 from dpray.trainers.models import BoolArray, FloatArray, Model, class_labels
+from dpray.trainers.torch_refusals import place_of, refuse_mixing
 
 if TYPE_CHECKING:
     import torch
@@ -31,39 +35,12 @@ if TYPE_CHECKING:
 
 MARGIN = 1e-4  # between float32 gradients and the real numbers the sensitivity is about
 CHUNK = 64
+CLIPS = (1e-20, 1e20)  # bounds that float32 holds with room on both sides
 _SUMMED = 32  # records added in float32: 32² roundings of 2⁻²⁴·C, twice, stay below the margin of 2C·10⁻⁴
 _NORM_BLOCK = 1024
+_SMALL_NORM = 1e-10  # below it float32 squares may have vanished: even 2³¹ lost ones of 10⁻³⁸ do not matter above
+_SMALL_WEIGHT = 2.0**-126  # smaller ones are no normal float32 numbers, and could be rounded up
 _CHUNK_NUMBERS = 2**24  # per-record gradients held at once: 64 MiB of float32 however large the module
-_INSTEAD = {
-    "BatchNorm1d": "GroupNorm or LayerNorm",
-    "BatchNorm2d": "GroupNorm(groups, channels)",
-    "BatchNorm3d": "GroupNorm(groups, channels)",
-    "LazyBatchNorm1d": "GroupNorm or LayerNorm",
-    "LazyBatchNorm2d": "GroupNorm(groups, channels)",
-    "LazyBatchNorm3d": "GroupNorm(groups, channels)",
-    "SyncBatchNorm": "GroupNorm(groups, channels)",
-    "InstanceNorm1d": "the same layer with track_running_stats=False, or GroupNorm",
-    "InstanceNorm2d": "the same layer with track_running_stats=False, or GroupNorm",
-    "InstanceNorm3d": "the same layer with track_running_stats=False, or GroupNorm",
-    "_SpectralNorm": "weight norm, or no constraint (its power iteration changes with every call)",
-}
-
-
-def refuse_mixing(module: nn.Module) -> None:
-    """Check that no part of a module is made to mix records or to keep running statistics of them.
-
-    Raises:
-        ValueError: naming the part, its type and what to use instead.
-    """
-    for name, part in module.named_modules():
-        kinds = [kind.__name__ for kind in type(part).__mro__]
-        found = next((kind for kind in kinds if kind in _INSTEAD), None)
-        if found is None or (found.startswith("InstanceNorm") and not getattr(part, "track_running_stats", False)):
-            continue
-        raise ValueError(
-            f"`{name or 'the module itself'}` is a {found}: it mixes records or keeps statistics of them, so one "
-            f"record would reach every gradient and the clip would bound nothing. Use {_INSTEAD[found]} instead."
-        )
 
 
 @dataclass(frozen=True)
@@ -89,13 +66,16 @@ class TorchModule(Model):
         classes: K.
         chunk: records whose gradients are held at once, at most 64; fewer for large modules.
         seed: of the initial parameters and of dropout. Public.
-        device: `cuda` when there is one, else `cpu`.
+        device: `cuda` when there is one, else `cpu`; always `cpu` for modules with embeddings.
 
     Raises:
-        ValueError: for a module that mixes records, or without trainable parameters.
+        ValueError: for a module that mixes records, or without trainable parameters, or with embeddings on a GPU.
 
     Guarantee: replacing one record by anything moves `clipped_sum` by at most 2C(1 + `relative_error`): the clip is to
-    C/(1+10⁻⁴), gradients are float32, and at most 32 of them are added before float64 takes over.
+    C/(1+10⁻⁴), gradients are float32, and at most 32 of them are added before float64 takes over. A module that raises
+    on a record of zeros raises for all records and contributes nothing (`RuntimeError`). Asked of the module: whether
+    it raises must not depend on the dropout mask, and on a GPU no value may make a kernel fail, which would end the
+    device for the whole process.
     """
 
     relative_error = MARGIN
@@ -133,18 +113,19 @@ class TorchModule(Model):
         return np.concatenate([values[name].detach().double().cpu().numpy().reshape(-1) for name in parts.names])
 
     def clipped_sum(self, theta: FloatArray, records: Records, clip: float) -> FloatArray:
-        """u of one client, (d,)."""
+        """u of one client, (d,). A C outside `CLIPS` is refused (`ValueError`)."""
         import torch
 
+        self.refuse_clip(clip)
         parts = self._parts
         total = torch.zeros(self.dimension, dtype=torch.float64, device=parts.device)
         room = torch.empty(self.chunk * max(parts.sizes), device=parts.device)
         limit = clip / (1 + MARGIN)
         for gradients, good in self._per_record(theta, records):
             rows = [gradients[name].flatten(1) for name in parts.names]
-            norms = torch.linalg.vector_norm(torch.stack([_norms(row) for row in rows]), dim=0)
-            weights = (limit / norms.clamp(min=limit)).float()  # never divides by a zero norm
-            counted = good & norms.isfinite()
+            exact = limit / _norms(rows).clamp(min=limit)  # never divides by a zero norm
+            weights = exact.float()
+            counted = good & (exact >= _SMALL_WEIGHT)  # false for gradients that are not finite
             if not bool(counted.all()):
                 weights = weights.masked_fill(~counted, 0.0)
                 rows = [row.masked_fill(~counted[:, None], 0.0) for row in rows]
@@ -154,6 +135,20 @@ class TorchModule(Model):
                 for i in range(0, len(row), _SUMMED):
                     place.add_(clipped[i : i + _SUMMED].sum(dim=0))
         return np.asarray(total.cpu().numpy())
+
+    def refuse_clip(self, clip: float) -> None:
+        """Refuse a C that float32 cannot hold."""
+        least, most = CLIPS
+        if not least <= clip <= most:
+            raise ValueError(
+                f"The clip of a float32 module must lie between {least:g} and {most:g}, and {clip} was given: choose "
+                "one of the size of its gradients."
+            )
+
+    def usable(self, records: Records) -> BoolArray:
+        """As `Model.usable`, and the module does not raise on the record at its initial parameters."""
+        found = [good.cpu().numpy() for _, good in self._per_record(self.initial(), records)]
+        return np.concatenate([np.empty(0, dtype=np.bool_), *found])
 
     def mean_gradient(self, theta: FloatArray, records: Records) -> FloatArray:
         """Mean of the gradients that are finite, (d,)."""
@@ -191,6 +186,8 @@ class TorchModule(Model):
         """Gradients of each chunk of records, {name: (m, …)}, and which of them are of good records.
 
         A bad record is replaced by zeros and keeps its place: what another one meets (its dropout mask) must not move.
+        A record of zeros goes along behind the last one: if the module raises on it, it must do so whether or not
+        there are bad records to replace.
         """
         import torch
 
@@ -198,11 +195,51 @@ class TorchModule(Model):
         parameters = self._parameters(theta)
         x, y, good = _cleaned(records, self.classes)
         parts.module.train(parts.random)
-        with _repeatable(parts, self.seed, theta):
-            for i in range(0, len(y), self.chunk):
-                rows = slice(i, i + self.chunk)
-                on_device = [torch.tensor(values[rows], device=parts.device) for values in (x, y, good)]
-                yield parts.gradients(parameters, *on_device[:2]), on_device[2]
+        stream = sha256(f"{self.seed}:".encode() + (theta.tobytes() if parts.random else b"")).hexdigest()
+        for i in range(0, len(y) + 1, self.chunk):
+            chunk = slice(i, i + self.chunk)
+            rows, labels = x[chunk], y[chunk]
+            if i + self.chunk > len(y):
+                rows, labels = np.concatenate([rows, np.zeros((1, *x.shape[1:]), x.dtype)]), np.append(labels, 0)
+            gradients, sound = self._evaluated(parameters, rows, labels, f"{stream}:{i}")
+            m = len(good[chunk])
+            if m:
+                counted = torch.tensor(good[chunk] & sound[:m], device=parts.device)
+                yield {name: values[:m] for name, values in gradients.items()}, counted
+
+    def _evaluated(
+        self, parameters: dict[str, Tensor], x: NDArray[np.float32], y: NDArray[np.int64], stream: str
+    ) -> tuple[dict[str, Tensor], BoolArray]:
+        """Gradients of one chunk, and on which of its records the module does not raise.
+
+        Where it raises, each record is tried alone, and those that fail are replaced by zeros.
+        """
+        with suppress(Exception):
+            return self._run(parameters, x, y, stream), np.ones(len(y), dtype=np.bool_)
+        sound = np.ones(len(y), dtype=np.bool_)
+        for j in range(len(y)):
+            try:
+                self._run(parameters, x[j : j + 1], y[j : j + 1], stream)
+            except Exception:
+                sound[j] = False
+        x, y = x.copy(), np.where(sound, y, 0)
+        x[~sound] = 0.0
+        try:
+            return self._run(parameters, x, y, stream), sound
+        except Exception as error:
+            raise RuntimeError(
+                f"The module raises on records of zeros of the shape {x.shape[1:]}, which stand in for bad records, or "
+                f"on {len(y)} records together, so that no record can be answered: {type(error).__name__}: {error}"
+            ) from error
+
+    def _run(
+        self, parameters: dict[str, Tensor], x: NDArray[np.float32], y: NDArray[np.int64], stream: str
+    ) -> dict[str, Tensor]:
+        import torch
+
+        parts = self._parts
+        with _repeatable(parts, stream):
+            return parts.gradients(parameters, *(torch.tensor(each, device=parts.device) for each in (x, y)))
 
     def _parameters(self, theta: FloatArray) -> dict[str, Tensor]:
         import torch
@@ -216,18 +253,18 @@ class TorchModule(Model):
     def _parts(self) -> _Functional:
         """Made once in each process, never shipped."""
         if self._functional is None:
-            self._functional = _split(self.factory, self.seed, self.device)
+            self._functional = _split(self.factory, self.classes, self.seed, self.device)
         return self._functional
 
 
-def _split(factory: Callable[[], nn.Module], seed: int, device: str | None) -> _Functional:
+def _split(factory: Callable[[], nn.Module], classes: int, seed: int, device: str | None) -> _Functional:
     import torch
 
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module = factory()
     refuse_mixing(module)
+    place = place_of(module, device)
     module = module.float().to(place)
     trained = {name: value.detach() for name, value in module.named_parameters() if value.requires_grad}
     if not trained:
@@ -238,6 +275,10 @@ def _split(factory: Callable[[], nn.Module], seed: int, device: str | None) -> _
 
     def loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         output = torch.func.functional_call(module, parameters | fixed, (x[None],))
+        if output.shape != (1, classes):
+            raise ValueError(
+                f"The module made outputs of shape {tuple(output.shape)} of one record, not (1, {classes})."
+            )
         return torch.nn.functional.cross_entropy(output, y[None])
 
     return _Functional(
@@ -252,8 +293,24 @@ def _split(factory: Callable[[], nn.Module], seed: int, device: str | None) -> _
     )
 
 
-def _norms(rows: Tensor) -> Tensor:
-    """Norm of each row in float64; float32 within short blocks only, where it is exact to about 10⁻⁶."""
+def _norms(rows: list[Tensor]) -> Tensor:
+    """‖g_x‖ over all parameters, (m,) float64; float64 throughout where float32 squares may have under- or overflowed.
+
+    Args:
+        rows: gradients by parameter, (m, size) each.
+    """
+    import torch
+
+    norms: Tensor = torch.linalg.vector_norm(torch.stack([_fast_norms(row) for row in rows]), dim=0)
+    unsure = ~((norms > _SMALL_NORM) & norms.isfinite())
+    if bool(unsure.any()):
+        wide = [torch.linalg.vector_norm(row[unsure].double(), dim=1) for row in rows]
+        norms[unsure] = torch.linalg.vector_norm(torch.stack(wide), dim=0)
+    return norms
+
+
+def _fast_norms(rows: Tensor) -> Tensor:
+    """Norm of each row; float32 within short blocks only, where it is exact to about 10⁻⁶."""
     import torch
 
     whole = rows.shape[1] // _NORM_BLOCK * _NORM_BLOCK
@@ -272,7 +329,7 @@ def _cleaned(records: Records, classes: int) -> tuple[NDArray[np.float32], NDArr
         raise ValueError(
             f"A client's records have {len(x)} rows of features and {len(labels)} labels; they must be as many."
         )
-    good: BoolArray = known & np.isfinite(x).reshape(len(x), -1).all(axis=1)
+    good: BoolArray = known & np.isfinite(x).all(axis=tuple(range(1, x.ndim)))
     if not good.all():
         x = x.copy()
         x[~good] = 0.0
@@ -280,8 +337,8 @@ def _cleaned(records: Records, classes: int) -> tuple[NDArray[np.float32], NDArr
 
 
 @contextmanager
-def _repeatable(parts: _Functional, seed: int, theta: FloatArray) -> Iterator[None]:
-    """Dropout masks that follow from θ and the public seed alone, and deterministic kernels on a GPU."""
+def _repeatable(parts: _Functional, stream: str) -> Iterator[None]:
+    """Dropout masks that follow from θ, the public seed and the chunk alone, and deterministic kernels on a GPU."""
     import torch
 
     if not parts.random and parts.device.type == "cpu":
@@ -292,5 +349,5 @@ def _repeatable(parts: _Functional, seed: int, theta: FloatArray) -> Iterator[No
         torch.random.fork_rng(devices=devices),
         torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False),
     ):
-        torch.manual_seed(int.from_bytes(sha256(f"{seed}:".encode() + theta.tobytes()).digest()[:7]))
+        torch.manual_seed(int.from_bytes(sha256(stream.encode()).digest()[:7]))
         yield

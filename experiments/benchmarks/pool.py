@@ -13,7 +13,7 @@ import itertools
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -25,7 +25,10 @@ from dpray.experiments.benchmarks.measure import Round
 from dpray.experiments.benchmarks.work import CLASSES, CLIP, FEATURES, RATE
 from dpray.platform.cohort import ClientSum, Cohort, GradientSum
 from dpray.platform.privacy.budget import Budget, share, split
-from dpray.platform.privacy.ledger import Attempt, Head, Ledger, Population, Release, ReleaseKey, Run
+from dpray.platform.privacy.ledger import Attempt, Head, Ledger, Population, Release, ReleaseKey, Run, Standing
+from dpray.platform.privacy.ledger.chain import current_head
+from dpray.platform.privacy.ledger.plan import charged_text
+from dpray.platform.privacy.ledger.standing import descent
 from dpray.platform.privacy.mechanisms import ClippedSum, Mechanism, Regime, Unit
 from dpray.trainers import DPFedSOFIMTrainer, SOFIMSettings
 from dpray.trainers.models import FloatArray, LinearHead
@@ -37,13 +40,20 @@ BUDGET = Budget(epsilon=6.0, delta=1e-5)
 class MemoryRun:
     """As much of a ledger's run as a cohort's sum asks for, kept nowhere."""
 
-    def __init__(self, head: Head) -> None:
-        self.name, self.head, self.storage = "in memory", head, self
-        self.population = self
+    def __init__(self, population: Population) -> None:
+        self.name, self.population = "in memory", population
+        self.head, _ = self._read(())
+        self._known: dict[int, str] = {}
 
-    def read(self, work: object) -> Head:
-        """The end of the chain, whatever is asked."""
-        return self.head
+    def standing(self, attempt: Attempt, passed: Iterable[int] = ()) -> Standing:
+        """A release that was just charged; the ledger is read for entries that were not asked for before only."""
+        new = set(passed) - self._known.keys()
+        if new or not self._known:
+            self._known |= self._read((1, *new))[1]
+        return Standing("charged", None, (), None, self.head, self._known[1], self._known)
+
+    def _read(self, passed: Iterable[int]) -> tuple[Head, dict[int, str]]:
+        return self.population.storage.read(lambda c: (current_head(c), descent(c, passed)[1]))
 
     def commit(self, attempt: Attempt, participants: frozenset[str]) -> Head:
         """Records nothing."""
@@ -102,12 +112,13 @@ class Pool:
 
     def without_ledger(self, regime: Regime, count: int) -> list[Round]:
         """Rounds whose attempts are made up in memory."""
-        run, label = cast(Run, MemoryRun(self._ledger.head())), f"memory {next(self._numbers)}"
+        run, label = cast(Run, MemoryRun(self._population())), f"memory {next(self._numbers)}"
+        head, what = self._ledger.head(), charged_text(self._mechanism)
         theta, made = self._model.initial(), []
         for t, quanta in enumerate(_shares(count + 1)):
             began = time.perf_counter()
             key = ReleaseKey(label, "gradients", t)
-            attempt = Attempt(run, key, quanta, 1, run.population.storage.read(lambda _: None), None, t)  # type: ignore[arg-type]
+            attempt = Attempt(run, key, quanta, 1, head, None, t, Unit.RECORD, what, self._cohort.trust(regime))
             theta = self._stepped(theta, self._sum(attempt, theta, regime))
             made.append(Round(time.perf_counter() - began))
         return made[1:]
@@ -140,9 +151,12 @@ class Pool:
         return [Round(end - began, after - before) for (began, before), (end, after) in itertools.pairwise(ends)]
 
     def _run(self) -> TimedRun:
+        return TimedRun.opened(self._population(), "benchmark")
+
+    def _population(self) -> Population:
         population = self._ledger.population(f"burst {next(self._numbers)}")
         population.account(Unit.RECORD, BUDGET)
-        return TimedRun.opened(population, "benchmark")
+        return population
 
     def _released(self, run: Run, t: int, quanta: int, theta: FloatArray, regime: Regime) -> FloatArray:
         def compute(attempt: Attempt) -> FloatArray:

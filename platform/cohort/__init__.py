@@ -1,5 +1,6 @@
 """Clients on Ray actors: what they hold, what they can be asked, and sums of their answers."""
 
+from dpray.platform.cohort.check import check_records_alone
 from dpray.platform.cohort.client import ClientTask, Records, Site, Stack
 from dpray.platform.cohort.cohort import Cohort, CohortHandle
 from dpray.platform.cohort.errors import ClientsRefused, CohortError, QuorumLost
@@ -22,5 +23,6 @@ __all__ = [
     "Site",
     "Stack",
     "Votes",
+    "check_records_alone",
     "partition",
 ]

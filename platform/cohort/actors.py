@@ -76,16 +76,21 @@ class ClientHost:
         return self._answer(lambda host: host.prepare(request))
 
     def reveal(
-        self, run: tuple[str, str], key: ReleaseKey, participants: tuple[str, ...], head: Head
+        self,
+        run: tuple[str, str],
+        key: ReleaseKey,
+        participants: tuple[str, ...],
+        head: Head,
+        lineage: Mapping[int, str],
     ) -> list[Message] | Refusal:
         """`Host.reveal`."""
-        return self._answer(lambda host: host.reveal(run, key, participants, head))
+        return self._answer(lambda host: host.reveal(run, key, participants, head, lineage))
 
-    def evaluate(self, run: str, candidate: int, config: Mapping[str, Any]) -> int | Refusal:
+    def evaluate(self, run: tuple[str, str], candidate: int, config: Mapping[str, Any]) -> int | Refusal:
         """`Host.evaluate`."""
         return self._answer(lambda host: host.evaluate(run, candidate, config))
 
-    def forget(self, run: str) -> Refusal | None:
+    def forget(self, run: tuple[str, str]) -> Refusal | None:
         """`Host.forget`."""
         return self._answer(lambda host: host.forget(run))
 
@@ -99,7 +104,7 @@ class ClientHost:
                 self._host = self._open()
             return call(self._host)
         except JournalRefused as refused:
-            return Refusal(refused.kind, refused.sentence)
+            return Refusal(refused.kind, refused.sentence, refused.seen)
         except CohortError as refused:
             return Refusal("load" if self._host is None else "query", str(refused))
         except BaseException as error:  # its text may hold private values; its type is one of this package's own making

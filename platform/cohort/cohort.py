@@ -34,15 +34,16 @@ from dpray.platform.cohort.actors import PoolShard, SiteShard, start_host
 from dpray.platform.cohort.client import ClientTask, Records, Site, Stack
 from dpray.platform.cohort.dispatch import Dispatch
 from dpray.platform.cohort.errors import CohortError
-from dpray.platform.cohort.host import HostSpec, Ready, Refusal, Request, marker_path, noisers
-from dpray.platform.cohort.layout import balanced, checked_clients, checked_resources, whole
+from dpray.platform.cohort.host import HostSpec, Ready, Refusal, Request, marker_path, noisers, refuse_larger
+from dpray.platform.cohort.layout import balanced, checked_clients, checked_resources, checked_search, whole
+from dpray.platform.cohort.lineage import Shown
 from dpray.platform.cohort.queries import Query, Terms
 from dpray.platform.cohort.secure_sum import SecureSum, Trusted
 from dpray.platform.cohort.sums import ClientSum, Members, central, shared
 from dpray.platform.privacy.budget import Budget
-from dpray.platform.privacy.ledger import Attempt, Head
+from dpray.platform.privacy.ledger import Attempt, Head, ReleaseLost, Standing
 from dpray.platform.privacy.mechanisms import Mechanism, Regime
-from dpray.platform.privacy.noise import GridNoise, NoiseSource, counted_noisers
+from dpray.platform.privacy.noise import SEEDED, GridNoise, NoiseSource, counted_noisers
 
 
 class Cohort:
@@ -102,6 +103,7 @@ class Cohort:
         self.sites = bool(self._sites)
         self.terms = Terms(task.dimension, task.relative_error, len(self.clients), sum(self.counts.values()))
         self._running: _Running | None = None
+        self._shown = Shown()
         if self.sites and ray.is_initialized():
             checked_resources(self._sites)
 
@@ -119,7 +121,7 @@ class Cohort:
 
     @property
     def reproducible(self) -> bool:
-        """True if its noise is seeded: stamp every run NOT PRIVATE."""
+        """True if its noise is seeded: NOT PRIVATE. Every release it has a part in is stamped so in the ledger."""
         return self._noise.reproducible
 
     def trust(self, regime: Regime) -> str:
@@ -143,12 +145,20 @@ class Cohort:
         everyone but the parties its trust mode names as trusted. Who took part and numbers of records are public.
 
         Raises:
-            CohortError: query and mechanism do not fit each other, or the cohort; nothing was asked.
+            CohortError: query and mechanism do not fit each other, or the cohort; a client holds more records than the
+                population declares; the release is stored already. Nothing was asked.
+            KeyConflict: the release was charged for another mechanism, unit or trust mode; nothing was asked.
+            LedgerError: this attempt has given a value already (regime central), which is to be stored.
             QuorumLost: too few clients answered; nothing was revealed, the same attempt can be made again.
             ClientsRefused: a client's guard (lease, ledger head, cap, key).
-            ReleaseLost: the committed set cannot be repeated byte for byte.
+            ReleaseLost: it was lost before, or the committed set cannot be repeated byte for byte.
         """
         query.check(mechanism, self.terms)
+        attempt.check(mechanism, self.trust(regime))
+        standing = self._shown.ask(attempt)
+        self._refuse(attempt, standing)
+        if self.reproducible:
+            attempt.stamp(SEEDED)
         noise = self.noise_for(mechanism, attempt.mu, regime)
         running = self._started()
         run = attempt.run
@@ -157,27 +167,51 @@ class Cohort:
             run=run.name,
             key=attempt.key,
             epoch=attempt.epoch,
-            head=attempt.head,
+            head=standing.head,
             quanta=attempt.quanta,
             query=query,
             mechanism=mechanism,
             regime=regime,
             participants=None if attempt.participants is None else tuple(sorted(attempt.participants)),
+            ledger=standing.ledger,
+            lineage=standing.lineage,
+            records_per_client=standing.records_per_client,
         )
         if regime is Regime.CENTRAL:
-            return central(running.dispatch, running.members, attempt, request, noise, self._noise)
-        return shared(running.dispatch, running.members, attempt, request, noise, self._sum)
+            return central(running.dispatch, running.members, attempt, request, noise, self._noise, self._shown)
+        return shared(running.dispatch, running.members, attempt, request, noise, self._sum, self._shown)
 
-    def evaluate(self, run: str, candidate: int, config: Mapping[str, Any]) -> int:
+    def _refuse(self, attempt: Attempt, standing: Standing) -> None:
+        """What must not be computed, whatever the clients would say."""
+        words = f"Release {attempt.key} of run {attempt.run.name!r}"
+        if standing.state == "lost":
+            raise ReleaseLost(f"{words} is lost ({standing.reason}): its noise is never drawn again.")
+        if standing.state == "stored":
+            raise CohortError(f"{words} is stored already: read it with `run.stored`. It has one value only.")
+        if attempt.handed_out:
+            attempt.hand_out()
+        refuse_larger(self.counts.values(), standing.records_per_client, attempt.run.population.name)
+        if self.reproducible and standing.state == "committed" and SEEDED not in standing.stamps:
+            raise CohortError(
+                f"{words} was committed to noise that is not seeded, and this cohort's noise is: finish it with a "
+                "cohort without a seed, or lose it."
+            )
+
+    def evaluate(self, run: tuple[str, str], candidate: int, config: Mapping[str, Any]) -> int:
         """Have every client train and score a candidate; scores stay at their sites. Returns how many clients answered.
+
+        Args:
+            run: (population, search): a vote on that population, of that name (`Votes.run`), counts the scores.
+            candidate: its number.
+            config: its configuration.
 
         Scores that are there already (same run, candidate and configuration) are not computed again.
         """
         return self.handle().evaluate(run, candidate, config)
 
-    def forget(self, run: str) -> None:
-        """Drop the clients' scores of a search that has ended."""
-        self._each("forget", run)
+    def forget(self, run: tuple[str, str]) -> None:
+        """Drop the clients' scores of a search, (population, search), that has ended."""
+        self._each("forget", checked_search(run))
 
     def anchors(self) -> tuple[Head, ...]:
         """Newest ledger heads the clients have seen, for `Ledger.verify`."""
@@ -296,8 +330,9 @@ class CohortHandle:
     dispatch: Dispatch
     sizes: tuple[int, ...]
 
-    def evaluate(self, run: str, candidate: int, config: Mapping[str, Any]) -> int:
+    def evaluate(self, run: tuple[str, str], candidate: int, config: Mapping[str, Any]) -> int:
         """As `Cohort.evaluate`."""
+        run = checked_search(run)
         every: Iterable[int] = range(len(self.sizes))
         answers = self.dispatch.call("evaluate", dict.fromkeys(every, (run, candidate, dict(config))), patient=True)
         for answer in answers.values():

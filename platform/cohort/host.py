@@ -20,9 +20,9 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +79,11 @@ class HostSpec:
 
 @dataclass(frozen=True)
 class Request:
-    """A sum, as the driver asks for it. `participants`: the committed set, if there is one already."""
+    """A sum, as the driver asks for it.
+
+    `participants`: the committed set, if there is one already; `ledger`, `lineage`: as in `Ticket`;
+    `records_per_client`: the population's declared public maximum m, or None.
+    """
 
     population: str
     run: str
@@ -91,6 +95,9 @@ class Request:
     mechanism: Mechanism
     regime: Regime
     participants: tuple[str, ...] | None = None
+    ledger: str = ""
+    lineage: Mapping[int, str] = field(default_factory=dict)
+    records_per_client: int | None = None
 
     @property
     def mu(self) -> float:
@@ -104,6 +111,7 @@ class Refusal:
 
     kind: str
     sentence: str
+    seen: int | None = None
 
 
 @dataclass(frozen=True)
@@ -190,13 +198,21 @@ class Host:
         self._held[_key(ticket)] = _Held(tuple(members), sealed.kept, ticket)
         return Prepared(sealed.sent, noise)
 
-    def reveal(self, run: tuple[str, str], key: ReleaseKey, participants: tuple[str, ...], head: Head) -> list[Message]:
+    def reveal(
+        self,
+        run: tuple[str, str],
+        key: ReleaseKey,
+        participants: tuple[str, ...],
+        head: Head,
+        lineage: Mapping[int, str] | None = None,
+    ) -> list[Message]:
         """Second half: after the commit, write the message down and give it out; again, the same bytes.
 
         Args:
             run: (population, run).
             participants: the committed set.
             head: end of the ledger's chain, commit included.
+            lineage: digests of earlier entries; None: those of the preparation.
         """
         held = next((h for h in self._held.values() if _names(h.ticket) == (run, key)), None)
         if held is None:
@@ -208,7 +224,8 @@ class Host:
             )
         if not set(held.members) <= set(participants):
             raise JournalRefused("again", "The committed set leaves out clients whose message was prepared.")
-        ticket, digest = replace(held.ticket, head=head), members_digest(participants)
+        lineage = held.ticket.lineage if lineage is None else lineage
+        ticket, digest = replace(held.ticket, head=head, lineage=lineage), members_digest(participants)
         kept = self._sum.reveal(held.kept, participants)
         self._journal.reveal(ticket, digest, held.members, kept)
         held.members = ()  # written down: from here on the journal answers
@@ -219,6 +236,7 @@ class Host:
         """The request as this host understands it: its own noise, its own μ."""
         mechanism, central = request.mechanism, request.regime is Regime.CENTRAL
         request.query.check(mechanism, self._spec.terms)
+        refuse_larger(self._shards.counts.tolist(), request.records_per_client, request.population)
         noise = mechanism.noise(request.mu, noisers=noisers(request.regime, self._spec.n_min))
         quanta = request.quanta
         if quanta is not None:
@@ -229,7 +247,8 @@ class Host:
         names = (request.population, request.run, request.key.label, request.key.mechanism, request.key.step)
         digest = hashlib.sha256(text.encode()).hexdigest()
         committed = request.participants is not None
-        return Ticket(*names, request.epoch, digest, share, quanta, request.head, committed), noise
+        ledger = request.head, committed, request.ledger, request.lineage
+        return Ticket(*names, request.epoch, digest, share, quanta, *ledger), noise
 
     def _message(self, request: Request, ticket: Ticket, noise: GridNoise, members: Sequence[str]) -> IntArray:
         """Σ over members of their rows on the grid, and of their noise where they add it; (d,) int64."""
@@ -237,7 +256,7 @@ class Host:
         total = np.zeros(dimension, dtype=np.int64)
         confinement = self._confinement(_key(ticket))
         for block in _blocks(members, dimension):
-            view = _View(self, block, confinement)
+            view = _View(self, request.population, block, confinement)
             total += to_grid(request.query.messages(view), noise.grid).sum(axis=0)
             if request.regime is not Regime.CENTRAL and noise.private:
                 total += self._noise(ticket, noise, block, dimension)
@@ -255,11 +274,14 @@ class Host:
 
     # the search
 
-    def evaluate(self, run: str, candidate: int, config: Mapping[str, Any]) -> int:
-        """Train and score a candidate at every client without a score of it; scores stay. Returns how many have one."""
+    def evaluate(self, run: tuple[str, str], candidate: int, config: Mapping[str, Any]) -> int:
+        """Train and score a candidate at every client without a score of it; scores stay. Returns how many have one.
+
+        `run`: (population, search). A vote on a population counts the scores of that population only.
+        """
         digest = hashlib.sha256(json.dumps(dict(config), sort_keys=True, default=repr).encode()).hexdigest()
         there = self._journal.scores(run, candidate, digest)
-        confinement = self._confinement(json.dumps(["score", run, candidate]))
+        confinement = self._confinement(json.dumps(["score", *run, candidate]))
         new, kept_at = dict[str, float](), time.monotonic()
         for client in self._spec.clients:
             if client in there:
@@ -272,15 +294,15 @@ class Host:
             self._journal.keep_scores(run, candidate, digest, new)
         return len(self._spec.clients)
 
-    def forget(self, run: str) -> None:
+    def forget(self, run: tuple[str, str]) -> None:
         """Drop the scores of a search that has ended."""
         self._journal.forget_scores(run)
 
     def _score(
-        self, client: str, run: str, candidate: int, config: Mapping[str, Any], confinement: Confinement
+        self, client: str, run: tuple[str, str], candidate: int, config: Mapping[str, Any], confinement: Confinement
     ) -> float:
         # One stream for all candidates: the same folds and rehearsal noise, so that scores differ by candidate alone.
-        records, rng = self._shards[self._place[client]], self.generator(client, "score", run)
+        records, rng = self._shards[self._place[client]], self.generator(client, "score", *run)
         task = self._spec.task
         score = confinement.run(client, lambda: float(task.fit_and_score(deepcopy(config), records, rng)))
         return score if score is not None and np.isfinite(score) else float("nan")
@@ -293,7 +315,7 @@ class Host:
         secret = hashlib.blake2b(text, key=self._seeds[client], digest_size=32, person=b"dpray client").digest()
         return np.random.default_rng(int.from_bytes(secret, "little"))
 
-    def scores(self, run: str, candidates: int, clients: Sequence[str]) -> FloatArray:
+    def scores(self, run: tuple[str, str], candidates: int, clients: Sequence[str]) -> FloatArray:
         """(clients, p) scores of a run; NaN where there is none."""
         rows, place = np.full((len(clients), candidates), np.nan), {name: i for i, name in enumerate(clients)}
         for candidate, client, score in self._journal.all_scores(run):
@@ -315,17 +337,17 @@ class Host:
 
 
 class _View:
-    """Some of a host's clients: a `HostedClients`."""
+    """Some of a host's clients, asked about one population: a `HostedClients`."""
 
-    def __init__(self, host: Host, names: Sequence[str], confinement: Confinement) -> None:
-        self._host, self.names, self.confinement = host, names, confinement
+    def __init__(self, host: Host, population: str, names: Sequence[str], confinement: Confinement) -> None:
+        self._host, self._population, self.names, self.confinement = host, population, names, confinement
         self.task, self.shards = host.task, host.shards(names)
 
     def scores(self, run: str, candidates: int) -> FloatArray:
-        return self._host.scores(run, candidates, self.names)
+        return self._host.scores((self._population, run), candidates, self.names)
 
     def generator(self, client: str, *key: str | int) -> np.random.Generator:
-        return self._host.generator(client, *key)
+        return self._host.generator(client, self._population, *key)
 
 
 def marker_path(spec: HostSpec) -> Path:
@@ -336,6 +358,17 @@ def marker_path(spec: HostSpec) -> Path:
 def noisers(regime: Regime, n_min: int) -> int:
     """How many parties' noise a release counts on: one server, one client, or n_min shares."""
     return n_min if regime is Regime.DISTRIBUTED else 1
+
+
+def refuse_larger(counts: Iterable[int], most: int | None, population: str) -> None:
+    """Refuse clients that hold more records than the population declares: coarser accounts are charged by its m."""
+    largest = max(counts)
+    if most is not None and largest > most:
+        raise CohortError(
+            f"Population {population!r} declares at most {most} records a client, and a client holds {largest}: the "
+            f"{most}² by which accounts of unit client are charged for records would be too little. Use a population "
+            f"that declares records_per_client={largest} or more, or give its clients fewer records."
+        )
 
 
 def _loaded(spec: HostSpec) -> Stack:

@@ -2,7 +2,8 @@
 
 | table    | what a client remembers                                                                      |
 |----------|----------------------------------------------------------------------------------------------|
-| meta     | newest ledger head it has seen (its *anchor*): an older or another ledger is refused          |
+| meta     | which ledger it belongs to, for ever, and the newest head of it (its *anchor*): another       |
+|          | ledger, an older copy, and a copy that went on otherwise are refused                          |
 | epochs   | newest lease of every run: an older one (a zombie driver) is refused                          |
 | clients  | μ² spent so far in quanta, against the site's own cap                                         |
 | groups   | lists of clients that answered together, by digest                                            |
@@ -81,7 +82,7 @@ class SiteJournal(SiteFile):
         """
         with self._transaction(synced=False) as database:
             self._lease(database, ticket)
-            self._advance(database, ticket.head)
+            self._advance(database, ticket)
             open_members, evidence = list(members), set[str]()
             if not ticket.committed:  # then no earlier preparation has come to anything
                 database.execute(
@@ -118,7 +119,7 @@ class SiteJournal(SiteFile):
         """
         with self._transaction() as database:
             self._lease(database, ticket)
-            self._advance(database, ticket.head)
+            self._advance(database, ticket)
             taken = set[str]()
             for row in self._rows(database, ticket, members):
                 if row.state == "prepared":
@@ -169,7 +170,7 @@ class SiteJournal(SiteFile):
         """
         with self._transaction() as database:
             self._lease(database, ticket)
-            self._advance(database, ticket.head)
+            self._advance(database, ticket)
             paid = set[str]()
             for row in self._rows(database, ticket, members):
                 if row.state == "prepared":
@@ -194,24 +195,48 @@ class SiteJournal(SiteFile):
         if row is None or row[0] != ticket.epoch:
             database.execute("INSERT OR REPLACE INTO epochs VALUES (?, ?)", (ticket.lease, ticket.epoch))
 
-    def _advance(self, database: sqlite3.Connection, head: Head) -> None:
-        row = database.execute("SELECT value FROM meta WHERE name = 'anchor'").fetchone()
-        seen = None if row is None else Head(*json.loads(row[0]))
-        if seen is not None and (head.sequence < seen.sequence):
+    def _advance(self, database: sqlite3.Connection, ticket: Ticket) -> None:
+        """Go on with the ledger the clients know: the first one they met, and a continuation of what they have seen."""
+        meta = dict(database.execute("SELECT name, value FROM meta WHERE name IN ('ledger', 'anchor')"))
+        if meta.get("ledger", ticket.ledger) != ticket.ledger:
             raise JournalRefused(
-                "head",
-                f"The ledger ends at entry {head.sequence}, and these clients have seen entry {seen.sequence}: it is "
-                "an older copy, or another ledger. Use the newest one, or a state folder that belongs to this ledger.",
+                "ledger",
+                "This is another ledger than the one these clients belong to, which counts what they have spent. Use "
+                "that one, or a state folder that belongs to this ledger.",
             )
-        if seen is not None and head.sequence == seen.sequence and head.digest != seen.digest:
-            raise JournalRefused(
-                "head",
-                f"Entry {head.sequence} of the ledger is not the one these clients have seen: it was rewritten, or it "
-                "is another ledger. Use the right one, or a state folder that belongs to this ledger.",
-            )
+        head, seen = ticket.head, Head(*json.loads(meta["anchor"])) if "anchor" in meta else None
+        if seen is not None:
+            self._descends(ticket, seen)
+        if "ledger" not in meta:
+            database.execute("INSERT INTO meta VALUES ('ledger', ?)", (ticket.ledger,))
         if head != seen:
             text = json.dumps([head.sequence, head.digest])
             database.execute("INSERT OR REPLACE INTO meta VALUES ('anchor', ?)", (text,))
+
+    def _descends(self, ticket: Ticket, seen: Head) -> None:
+        head = ticket.head
+        if head.sequence < seen.sequence:
+            raise JournalRefused(
+                "head",
+                f"The ledger ends at entry {head.sequence}, and these clients have seen entry {seen.sequence}: it is "
+                "an older copy. Use the newest one.",
+                seen.sequence,
+            )
+        there = head.digest if head.sequence == seen.sequence else ticket.lineage.get(seen.sequence)
+        if there is None:
+            raise JournalRefused(
+                "head",
+                f"These clients have seen entry {seen.sequence} of the ledger last, and were not told what it is now: "
+                "without that a copy that went on otherwise could not be told from the ledger.",
+                seen.sequence,
+            )
+        if there != seen.digest:
+            raise JournalRefused(
+                "ledger",
+                f"Entry {seen.sequence} of the ledger is not the one these clients have seen: it was rewritten, or "
+                "restored from an older copy that went on otherwise. What they have released since is missing in it. "
+                "Use the right one.",
+            )
 
     def _within_cap(self, database: sqlite3.Connection, ticket: Ticket, members: Sequence[str]) -> None:
         if self._cap is not None:

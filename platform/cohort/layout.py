@@ -67,3 +67,10 @@ def whole(name: str, value: Any, *, least: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         raise CohortError(f"{name} is a whole number, at least {least}; {value!r} was given.")
     return int(value)
+
+
+def checked_search(run: tuple[str, str]) -> tuple[str, str]:
+    """The name of a search whose scores clients keep, or a sentence: scores of two populations never mix."""
+    if not isinstance(run, tuple) or len(run) != 2 or not all(isinstance(part, str) and part for part in run):
+        raise CohortError(f"A search is named by its population and its own name, (population, search); not {run!r}.")
+    return run

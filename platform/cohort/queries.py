@@ -53,7 +53,7 @@ class HostedClients(Protocol):
     confinement: Confinement
 
     def scores(self, run: str, candidates: int) -> FloatArray:
-        """(clients, p) stored scores; NaN where there is none."""
+        """(clients, p) stored scores of a search on the population that is asked; NaN where there is none."""
 
     def generator(self, client: str, *key: str | int) -> np.random.Generator:
         """A client's private generator, the same for the same key."""

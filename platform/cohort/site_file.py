@@ -3,7 +3,7 @@
 | table    | what a client remembers                                                                      |
 |----------|----------------------------------------------------------------------------------------------|
 | clients  | private seed, and μ² spent so far in quanta (see `journal`)                                   |
-| scores   | local scores of searches under way; they never leave                                          |
+| scores   | local scores of searches under way, by population; they never leave                           |
 | deaths   | clients whose code killed the process, by key (see `confine`)                                 |
 | meta, epochs, groups, messages | what `journal` guards                                                   |
 
@@ -33,8 +33,8 @@ CREATE TABLE IF NOT EXISTS messages (
     share REAL NOT NULL, quanta TEXT NOT NULL, participants TEXT, message BLOB,
     PRIMARY KEY (series, step, members));
 CREATE TABLE IF NOT EXISTS scores (
-    run TEXT NOT NULL, candidate INTEGER NOT NULL, client TEXT NOT NULL, config TEXT NOT NULL, score REAL,
-    PRIMARY KEY (run, candidate, client)) WITHOUT ROWID;
+    population TEXT NOT NULL, run TEXT NOT NULL, candidate INTEGER NOT NULL, client TEXT NOT NULL,
+    config TEXT NOT NULL, score REAL, PRIMARY KEY (population, run, candidate, client)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS deaths (key TEXT NOT NULL, client TEXT NOT NULL, deaths INTEGER NOT NULL,
     PRIMARY KEY (key, client)) WITHOUT ROWID;
 """
@@ -52,6 +52,8 @@ class SiteFile:
         with self._alone():
             self._database.execute("PRAGMA journal_mode=WAL")
             self._database.execute("PRAGMA synchronous=FULL")
+            if "population" not in _columns(self._database, "scores"):  # a file of before: scores can be made again
+                self._database.execute("DROP TABLE IF EXISTS scores")
             self._database.executescript(_SCHEMA)
         folder = os.open(path.parent, os.O_RDONLY)
         os.fsync(folder)
@@ -110,33 +112,33 @@ class SiteFile:
 
     # local scores
 
-    def scores(self, run: str, candidate: int, config: str) -> dict[str, float]:
-        """Scores by client for one candidate of a run, of this configuration (a digest) only."""
-        query = "SELECT client, score FROM scores WHERE run = ? AND candidate = ? AND config = ?"
+    def scores(self, run: tuple[str, str], candidate: int, config: str) -> dict[str, float]:
+        """Scores by client for one candidate of a run (population, search), of this configuration (a digest) only."""
+        query = "SELECT client, score FROM scores WHERE population = ? AND run = ? AND candidate = ? AND config = ?"
         return {
             client: float("nan") if score is None else score
-            for client, score in self._database.execute(query, (run, candidate, config))
+            for client, score in self._database.execute(query, (*run, candidate, config))
         }
 
-    def all_scores(self, run: str) -> Iterator[tuple[int, str, float]]:
+    def all_scores(self, run: tuple[str, str]) -> Iterator[tuple[int, str, float]]:
         """(candidate, client, score) of a run; NaN is the worst."""
         for candidate, client, score in self._database.execute(
-            "SELECT candidate, client, score FROM scores WHERE run = ?", (run,)
+            "SELECT candidate, client, score FROM scores WHERE population = ? AND run = ?", run
         ):
             yield candidate, client, float("nan") if score is None else score
 
-    def keep_scores(self, run: str, candidate: int, config: str, scores: Mapping[str, float]) -> None:
+    def keep_scores(self, run: tuple[str, str], candidate: int, config: str, scores: Mapping[str, float]) -> None:
         """Keep the scores of one candidate, in one transaction."""
         rows = [
-            (run, candidate, client, config, None if math.isnan(score) else score) for client, score in scores.items()
+            (*run, candidate, client, config, None if math.isnan(score) else score) for client, score in scores.items()
         ]
         with self._transaction() as database:
-            database.executemany("INSERT OR REPLACE INTO scores VALUES (?, ?, ?, ?, ?)", rows)
+            database.executemany("INSERT OR REPLACE INTO scores VALUES (?, ?, ?, ?, ?, ?)", rows)
 
-    def forget_scores(self, run: str) -> None:
+    def forget_scores(self, run: tuple[str, str]) -> None:
         """Drop the scores of a search that has ended."""
         with self._transaction() as database:
-            database.execute("DELETE FROM scores WHERE run = ?", (run,))
+            database.execute("DELETE FROM scores WHERE population = ? AND run = ?", run)
 
     # deaths
 
@@ -151,3 +153,7 @@ class SiteFile:
     def deaths(self, key: str) -> dict[str, int]:
         """Deaths on this key by client."""
         return dict(self._database.execute("SELECT client, deaths FROM deaths WHERE key = ?", (key,)))
+
+
+def _columns(database: sqlite3.Connection, table: str) -> set[str]:
+    return {row[1] for row in database.execute(f"PRAGMA table_info({table})")}

@@ -24,9 +24,9 @@ from dpray.platform.cohort.client import FloatArray, IntArray
 from dpray.platform.cohort.dispatch import Dispatch
 from dpray.platform.cohort.errors import ClientsRefused, QuorumLost
 from dpray.platform.cohort.host import Message, Refusal, Request
+from dpray.platform.cohort.lineage import Shown, shown_as
 from dpray.platform.cohort.secure_sum import SecureSum, add
-from dpray.platform.privacy.ledger import Attempt, Head, ReleaseLost
-from dpray.platform.privacy.ledger.chain import current_head
+from dpray.platform.privacy.ledger import Attempt, ReleaseLost
 from dpray.platform.privacy.noise import GridNoise, NoiseSource, from_grid
 
 _REVEALS = 6
@@ -96,18 +96,26 @@ class Members:
 
 
 def central(
-    dispatch: Dispatch, members: Members, attempt: Attempt, request: Request, noise: GridNoise, source: NoiseSource
+    dispatch: Dispatch,
+    members: Members,
+    attempt: Attempt,
+    request: Request,
+    noise: GridNoise,
+    source: NoiseSource,
+    shown: Shown,
 ) -> ClientSum:
     """Regime central: exact integer sums from the hosts, noise drawn once by the trusted server.
 
-    An attempt that was not stored may be made again over whoever answers then: only the server has seen the value.
+    A release that was not stored may be charged again, at no cost, and computed over whoever answers then: only the
+    server has seen the value. One attempt gives one value.
     """
     every = tuple(range(len(members.hosts)))
-    answers = _accepted(_asked(dispatch, "contribute", every, attempt, request))
+    answers = _accepted(_asked(dispatch, "contribute", every, attempt, request, shown))
     participants = members.of(answers)
     members.require(participants)
     dimension = request.mechanism.dimension
     total = add([answer.steps for answer in answers.values()], dimension)
+    attempt.hand_out()
     if noise.private:
         key = attempt.key
         total += source.draw(
@@ -123,6 +131,7 @@ def shared(
     request: Request,
     noise: GridNoise,
     protocol: SecureSum,
+    shown: Shown,
 ) -> ClientSum:
     """Regimes distributed and local: noise by the clients, two phases around `attempt.commit`.
 
@@ -133,18 +142,19 @@ def shared(
     """
     committed = attempt.participants
     if committed is None:
-        sent = _accepted(_asked(dispatch, "prepare", tuple(range(len(members.hosts))), attempt, request))
+        sent = _accepted(_asked(dispatch, "prepare", tuple(range(len(members.hosts))), attempt, request, shown))
         participants = members.of(sent)
         members.require(participants)
         # From here on the set is fixed. The hosts' messages are revealed only under it.
-        head = attempt.commit(participants)
+        attempt.commit(participants)
     else:
         if not committed <= members.counts.keys():
             raise ReleaseLost(f"{attempt.key} was committed with clients that are not in this cohort.")
         participants = tuple(client for client in members.counts if client in committed)
-        sent, head = {}, attempt.commit(committed)
-    request = replace(request, participants=participants, head=head)
-    steps = _completed(dispatch, members, attempt, request, protocol, sent)
+        sent = {}
+        attempt.commit(committed)
+    request = shown_as(replace(request, participants=participants), shown.ask(attempt))
+    steps = _completed(dispatch, members, attempt, request, protocol, sent, shown)
     return ClientSum(steps, noise.grid, participants, members.records(participants), noise)
 
 
@@ -155,30 +165,35 @@ def _completed(
     request: Request,
     protocol: SecureSum,
     sent: dict[int, Any],
+    shown: Shown,
 ) -> IntArray:
     """Reveal over the committed set; hosts that hold no message any more prepare again for the same set."""
     participants = request.participants or ()
     inside = set(participants)
     needed = [host for host, clients in enumerate(members.hosts) if not inside.isdisjoint(clients)]
-    run, head = (request.population, request.run), request.head
+    run = request.population, request.run
     revealed: dict[int, list[Message]] = {}
     behind: Refusal | None = None
     for _ in range(_REVEALS):
         missing = [host for host in needed if host not in revealed]
         unprepared = [host for host in missing if host not in sent]
         if unprepared:
-            again = _asked(dispatch, "prepare", unprepared, attempt, request)
+            again = _asked(dispatch, "prepare", unprepared, attempt, request, shown)
             sent.update(_accepted(again, committed=True))
         ready = [host for host in missing if host in sent]
-        answers = dispatch.call("reveal", dict.fromkeys(ready, (run, request.key, participants, head)))
+        under = request.head, request.lineage
+        answers = dispatch.call("reveal", dict.fromkeys(ready, (run, request.key, participants, *under)))
+        shown.note(answers, request.head.sequence)
         behind = None
         for host, answer in answers.items():
             if isinstance(answer, Refusal) and answer.kind == "again":
                 del sent[host]
             elif isinstance(answer, Refusal) and answer.kind == "head":
-                behind, head = answer, _newest(attempt)
+                behind = answer
             else:
                 revealed.update(_accepted({host: answer}, committed=True))
+        if behind is not None:
+            request = shown_as(request, shown.ask(attempt))
         if len(revealed) == len(needed) or len(answers) < len(ready) or len(ready) < len(missing):
             break
     if behind is not None:
@@ -193,13 +208,17 @@ def _completed(
     return protocol.total(shares, [message.steps for message in messages], request.mechanism.dimension)
 
 
-def _asked(dispatch: Dispatch, method: str, hosts: Sequence[int], attempt: Attempt, request: Request) -> dict[int, Any]:
-    """Ask hosts under the ledger's newest head; again where another run of the ledger was faster in between."""
+def _asked(
+    dispatch: Dispatch, method: str, hosts: Sequence[int], attempt: Attempt, request: Request, shown: Shown
+) -> dict[int, Any]:
+    """Ask hosts; again under the ledger's newest head where another run of the ledger was faster in between."""
     answers: dict[int, Any] = {}
     for _ in range(_REVEALS):
         asked = [host for host in hosts if host not in answers or _is_behind(answers[host])]
-        shipped = _shipped(replace(request, head=_newest(attempt)))
-        new = dispatch.call(method, dict.fromkeys(asked, (shipped,)))
+        if answers:
+            request = shown_as(request, shown.ask(attempt))
+        new = dispatch.call(method, dict.fromkeys(asked, (_shipped(request),)))
+        shown.note(new, request.head.sequence)
         answers = {host: answer for host, answer in answers.items() if host not in asked} | new
         if not any(_is_behind(answer) for answer in new.values()):
             break
@@ -223,8 +242,3 @@ def _accepted(answers: Mapping[int, Any], *, committed: bool = False) -> dict[in
 def _shipped(request: Request) -> Any:
     theta = getattr(request.query, "theta", None)
     return ray.put(request) if theta is not None and theta.nbytes > _INLINE else request
-
-
-def _newest(attempt: Attempt) -> Head:
-    """The end of the attempt's ledger now: another run may have gone on since this one was charged."""
-    return attempt.run.population.storage.read(current_head)

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
 from dpray.platform.cohort.client import IntArray
@@ -15,13 +16,14 @@ from dpray.platform.privacy.ledger import Head
 class JournalRefused(Exception):
     """The journal's guard: a sentence without private values, and the `kind` of refusal for the driver.
 
-    Kinds: `stale` (old lease), `head` (old or other ledger), `cap`, `conflict` (key used for something else), `lost`
-    (a committed key that cannot be repeated), `again` (prepare first: this process holds no message).
+    Kinds: `stale` (old lease), `head` (an older ledger, or one that has not said what it has at the entry `seen`),
+    `ledger` (another ledger, or one that was rewritten), `cap`, `conflict` (key used for something else), `lost` (a
+    committed key that cannot be repeated), `again` (prepare first: this process holds no message).
     """
 
-    def __init__(self, kind: str, sentence: str) -> None:
+    def __init__(self, kind: str, sentence: str, seen: int | None = None) -> None:
         super().__init__(sentence)
-        self.kind, self.sentence = kind, sentence
+        self.kind, self.sentence, self.seen = kind, sentence, seen
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,8 @@ class Ticket:
         quanta: μ² it costs each client; None: infinite.
         head: end of the ledger's chain.
         committed: whether an earlier computation has committed participants for this key.
+        ledger: digest of the ledger's first entry, which names it.
+        lineage: digests of earlier entries of the ledger by number: those that journals may have seen last.
     """
 
     population: str
@@ -49,6 +53,8 @@ class Ticket:
     quanta: int | None
     head: Head
     committed: bool = False
+    ledger: str = ""
+    lineage: Mapping[int, str] = field(default_factory=dict)
 
     @cached_property
     def series(self) -> str:

@@ -11,10 +11,11 @@ from dpray.platform.privacy.mechanisms import (
     TopKVotes,
     Unit,
 )
-from dpray.platform.privacy.noise import GridNoise, NoiseSource
+from dpray.platform.privacy.noise import SEEDED, GridNoise, NoiseSource
 from dpray.platform.privacy.pld import PoissonSampled
 
 __all__ = [
+    "SEEDED",
     "Budget",
     "ClippedMean",
     "ClippedSum",

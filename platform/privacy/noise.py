@@ -225,6 +225,10 @@ def draw(noise: GridNoise, shape: int | tuple[int, ...], generator: np.random.Ge
     return np.asarray(np.rint(z, out=z), dtype=np.int64)
 
 
+SEEDED = "NOT PRIVATE (seeded noise)"
+"""Stamp of every release whose noise is seeded."""
+
+
 class NoiseSource:
     """Where the randomness of noise, and of nothing else, comes from.
 

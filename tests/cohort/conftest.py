@@ -16,6 +16,14 @@ from dpray.platform.privacy.noise import NoiseSource
 
 DIMENSION = 6
 CLIP = 1.5
+SEARCH = ("people", "search")
+"""A search as clients keep its scores: population and name."""
+TRUST = {
+    Regime.CENTRAL: "central",
+    Regime.DISTRIBUTED: "central (aggregator trusted, shares simulated)",
+    Regime.LOCAL: "local (clients simulated)",
+}
+"""What a pool's releases are charged under."""
 
 
 class RowSum(ClientTask):
@@ -107,6 +115,8 @@ def ask(step=0, *, regime=Regime.DISTRIBUTED, mu=0.5, clients=4, rows=5, theta=N
         query=GradientSum(np.zeros(DIMENSION) if theta is None else theta, CLIP),
         mechanism=gradient_mechanism(clients, rows),
         regime=regime,
+        ledger="1" * 64,
+        lineage=dict.fromkeys(range(1, 1000), "a" * 64),
     )
     return replace(request, **changes)
 
@@ -132,9 +142,9 @@ def run(ledger):
 def attempt(run):
     """Charge a release and give its attempt; the same step again gives the attempt of a resumed computation."""
 
-    def charge(query, mechanism, step=0, quanta=floor_quanta(0.5), of=None):
+    def charge(query, mechanism, step=0, quanta=floor_quanta(0.5), of=None, regime=Regime.DISTRIBUTED, trust=None):
         key = ReleaseKey("training", mechanism.name, step)
-        return (of or run).charge(key, query.describe(), mechanism, quanta, "test")
+        return (of or run).charge(key, query.describe(), mechanism, quanta, trust or TRUST[regime])
 
     return charge
 

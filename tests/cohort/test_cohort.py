@@ -12,7 +12,7 @@ from dpray.platform.privacy.ledger import Ledger, ReleaseKey
 from dpray.platform.privacy.mechanisms import Regime, TopKVotes, Unit
 from dpray.platform.privacy.noise import NoiseSource, from_grid, to_grid
 
-from .conftest import CLIP, DIMENSION, RowSum, gradient_mechanism, opened_run, records, shards_of
+from .conftest import CLIP, DIMENSION, SEARCH, RowSum, gradient_mechanism, opened_run, records, shards_of
 
 THETA = np.zeros(DIMENSION)
 QUERY = GradientSum(THETA, CLIP)
@@ -84,7 +84,8 @@ def test_without_noise_every_regime_gives_the_exact_sum(build, ledger, regime):
     population.account(Unit.RECORD, Budget(float("inf"), 1e-5, non_private=True))
     shards, mechanism = shards_of(5), gradient_mechanism(5)
     cohort = build(shards, actors=2)
-    charged = population.run("run").charge(ReleaseKey("t", "clipped sum", 0), QUERY.describe(), mechanism, None)
+    key = ReleaseKey("t", "clipped sum", 0)
+    charged = population.run("run").charge(key, QUERY.describe(), mechanism, None, cohort.trust(regime))
     result = cohort.sum(charged, QUERY, mechanism, regime)
     np.testing.assert_array_equal(result.total, exact(shards, result.grid))
     assert result.participants == tuple(shards)
@@ -96,7 +97,7 @@ def test_a_seeded_sum_is_the_same_with_one_actor_and_with_two(build, attempt, re
     shards, mechanism, totals = shards_of(5), gradient_mechanism(5), []
     for actors in (1, 2):
         with Ledger(f"sqlite:///{tmp_path}/{actors}.db") as ledger:
-            charged = attempt(QUERY, mechanism, of=opened_run(ledger))
+            charged = attempt(QUERY, mechanism, of=opened_run(ledger), regime=regime)
             cohort = build(shards, actors=actors, noise=NoiseSource(3), state_dir=tmp_path / str(actors))
             assert cohort.reproducible
             totals.append(cohort.sum(charged, QUERY, mechanism, regime).total)
@@ -135,7 +136,7 @@ def test_a_sum_beyond_the_mechanism_is_refused_before_anybody_is_asked(build, at
     cohort = build(shards_of(5))
     mechanism = gradient_mechanism(5, clip=1.0)
     with pytest.raises(CohortError, match=r"clip 1\.5"):
-        cohort.sum(attempt(QUERY, mechanism), QUERY, mechanism, Regime.CENTRAL)
+        cohort.sum(attempt(QUERY, mechanism, regime=Regime.CENTRAL), QUERY, mechanism, Regime.CENTRAL)
     assert cohort._running is None
 
 
@@ -143,9 +144,10 @@ def test_a_search_votes_on_scores_that_stay_with_the_clients(build, run):
     cohort = build(shards_of(5), actors=2)
     handle = cohort.handle()
     for candidate in range(3):
-        assert handle.evaluate("search", candidate, {"target": 9.0 * candidate}) == 5
+        assert handle.evaluate(SEARCH, candidate, {"target": 9.0 * candidate}) == 5
     query, mechanism = Votes("search", 3, 1), TopKVotes(1, 3)
-    charged = run.charge(ReleaseKey("search", mechanism.name, 0), query.describe(), mechanism, floor_quanta(2.0))
+    key, trust = ReleaseKey("search", mechanism.name, 0), cohort.trust(Regime.DISTRIBUTED)
+    charged = run.charge(key, query.describe(), mechanism, floor_quanta(2.0), trust)
     result = cohort.sum(charged, query, mechanism, Regime.DISTRIBUTED)
     # Noise std √2/2 on each count, 5 to 0 votes: the difference is 5 std, passed once in 3 million runs.
     assert int(np.argmax(result.value)) == 0
@@ -156,7 +158,7 @@ def test_a_handle_works_from_another_process(build, by_value):
 
     @by_value.remote(num_cpus=0)
     def trial(handle):
-        return handle.evaluate("search", 0, {"target": 0.0})
+        return handle.evaluate(SEARCH, 0, {"target": 0.0})
 
     assert by_value.get(trial.remote(cohort.handle())) == 5
 
@@ -171,7 +173,7 @@ def test_an_older_lease_is_refused_by_the_clients(build, attempt, run):
         cohort.sum(old, QUERY, mechanism, Regime.DISTRIBUTED)
 
 
-def test_an_older_copy_of_the_ledger_is_refused_by_the_clients(build, ledger, attempt, tmp_path):
+def test_another_ledger_is_refused_by_the_clients(build, ledger, attempt, tmp_path):
     mechanism, cohort = gradient_mechanism(4), build(shards_of(4))
     for step in range(3):
         cohort.sum(attempt(QUERY, mechanism, step), QUERY, mechanism, Regime.DISTRIBUTED)
@@ -180,9 +182,10 @@ def test_an_older_copy_of_the_ledger_is_refused_by_the_clients(build, ledger, at
     with Ledger(f"sqlite:///{tmp_path}/other.db") as other:
         population = other.population("people")
         population.account(Unit.RECORD, Budget(8.0, 1e-5))
-        charged = attempt(QUERY, mechanism, of=population.run("another run"))
+        other_run = population.run("another run")
         for regime in (Regime.CENTRAL, Regime.DISTRIBUTED):
-            with pytest.raises(ClientsRefused, match="older copy, or another ledger"):
+            charged = attempt(QUERY, mechanism, int(regime is Regime.CENTRAL), of=other_run, regime=regime)
+            with pytest.raises(ClientsRefused, match="another ledger than the one these clients belong to"):
                 cohort.sum(charged, QUERY, mechanism, regime)
         assert any("anchor" in problem.lower() or "copy" in problem for problem in other.verify(cohort.anchors()))
 
@@ -192,7 +195,8 @@ def test_two_runs_of_one_ledger_may_take_turns(build, attempt, run):
     mechanism, cohort = gradient_mechanism(4), build(shards_of(4))
     other = run.population.run("other")
     for step, regime in enumerate([Regime.CENTRAL, Regime.DISTRIBUTED]):
-        first, second = attempt(QUERY, mechanism, step), attempt(QUERY, mechanism, step, of=other)
+        first = attempt(QUERY, mechanism, step, regime=regime)
+        second = attempt(QUERY, mechanism, step, of=other, regime=regime)
         cohort.sum(second, QUERY, mechanism, regime)
         cohort.sum(first, QUERY, mechanism, regime)
 
@@ -226,10 +230,10 @@ def stored_scores(path, run):
 
 def test_hosts_do_not_import_torch_and_use_one_thread(build, tmp_path):
     cohort = build(shards_of(2), Looks())
-    cohort.evaluate("looks", 0, {"look": "torch"})
-    cohort.evaluate("looks", 1, {"look": "threads"})
+    cohort.evaluate(("people", "looks"), 0, {"look": "torch"})
+    cohort.evaluate(("people", "looks"), 1, {"look": "threads"})
     assert stored_scores(tmp_path / "state" / "journal.db", "looks") == {0: 0.0, 1: 1.0}
-    cohort.forget("looks")
+    cohort.forget(("people", "looks"))
     assert stored_scores(tmp_path / "state" / "journal.db", "looks") == {}
 
 
@@ -240,7 +244,7 @@ def site_records(seed):
 def test_sites_load_their_own_records_and_keep_their_own_files(build, attempt, tmp_path):
     sites = {f"hospital {seed}": Site(site_records(seed), 5) for seed in range(3)}
     cohort, mechanism = build(sites), gradient_mechanism(3)
-    result = cohort.sum(attempt(QUERY, mechanism), QUERY, mechanism, Regime.LOCAL)
+    result = cohort.sum(attempt(QUERY, mechanism, trust="local"), QUERY, mechanism, Regime.LOCAL)
     assert result.participants == tuple(sites)
     assert len(cohort.processes()) == 3
     assert sorted(path.parent.name for path in (tmp_path / "state").glob("*/journal.db")) == [
@@ -276,6 +280,6 @@ def test_with_enough_clients_left_a_lost_host_is_a_dropout(build, by_value, atte
     mechanism, cohort = gradient_mechanism(4), build(shards_of(4), actors=2, quorum=2)
     cohort.start()
     by_value.kill(cohort._running.handles[0])
-    result = cohort.sum(attempt(QUERY, mechanism), QUERY, mechanism, regime)
+    result = cohort.sum(attempt(QUERY, mechanism, regime=regime), QUERY, mechanism, regime)
     assert result.participants == ("client-002", "client-003")
     assert result.records == 10

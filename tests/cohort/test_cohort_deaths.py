@@ -15,7 +15,7 @@ from dpray.platform.privacy.ledger import ReleaseLost
 from dpray.platform.privacy.mechanisms import Regime
 from dpray.platform.privacy.noise import NoiseSource
 
-from .conftest import CLIP, DIMENSION, RowSum, gradient_mechanism, records, shards_of
+from .conftest import CLIP, DIMENSION, SEARCH, RowSum, gradient_mechanism, records, shards_of
 
 THETA = np.zeros(DIMENSION)
 QUERY = GradientSum(THETA, CLIP)
@@ -43,10 +43,10 @@ def kill_hosts(cohort, number=1):
 @pytest.mark.parametrize("regime", [Regime.CENTRAL, Regime.DISTRIBUTED])
 def test_a_host_killed_between_calls_is_rebuilt_and_asked_again(build, attempt, regime):
     mechanism, cohort = gradient_mechanism(4), build(shards_of(4), actors=2)
-    cohort.sum(attempt(QUERY, mechanism), QUERY, mechanism, regime)
+    cohort.sum(attempt(QUERY, mechanism, regime=regime), QUERY, mechanism, regime)
     before = set(cohort.processes())
     kill_hosts(cohort)
-    result = cohort.sum(attempt(QUERY, mechanism, 1), QUERY, mechanism, regime)
+    result = cohort.sum(attempt(QUERY, mechanism, 1, regime=regime), QUERY, mechanism, regime)
     assert len(result.participants) == 4
     assert set(cohort.processes()) != before
 
@@ -85,7 +85,7 @@ def test_a_host_killed_during_a_call_is_rebuilt_and_asked_again(build, attempt, 
     mechanism, cohort = gradient_mechanism(4), build(shards_of(4), Slow(str(flag)), actors=1)
     cohort.start()
     thread = kill_once_running(flag)
-    result = cohort.sum(attempt(QUERY, mechanism), QUERY, mechanism, regime)
+    result = cohort.sum(attempt(QUERY, mechanism, regime=regime), QUERY, mechanism, regime)
     thread.join()
     assert len(result.participants) == 4
 
@@ -95,7 +95,7 @@ def test_a_host_killed_while_it_rehearses_goes_on_with_the_clients_that_are_left
     cohort = build(shards_of(4), Slow(str(flag)), actors=1)
     handle = cohort.handle()
     thread = kill_once_running(flag)
-    assert handle.evaluate("search", 0, {}) == 4
+    assert handle.evaluate(SEARCH, 0, {}) == 4
     thread.join()
 
 
@@ -129,9 +129,9 @@ def test_a_host_killed_between_commit_and_reveal_prepares_again_for_the_same_set
 @pytest.mark.parametrize(("regime", "actors"), [(Regime.DISTRIBUTED, 2), (Regime.LOCAL, 1)])
 def test_a_driver_that_died_after_the_reveal_gets_the_same_bytes_in_any_layout(build, attempt, regime, actors):
     mechanism, cohort = gradient_mechanism(5), build(shards_of(5), actors=2)
-    first = cohort.sum(attempt(QUERY, mechanism), QUERY, mechanism, regime)  # not stored: the driver dies here
-    cohort.close()
-    resumed = attempt(QUERY, mechanism)
+    first = cohort.sum(attempt(QUERY, mechanism, regime=regime), QUERY, mechanism, regime)
+    cohort.close()  # not stored: the driver dies here
+    resumed = attempt(QUERY, mechanism, regime=regime)
     assert resumed.participants == frozenset(first.participants)
     second = build(shards_of(5), actors=actors).sum(resumed, QUERY, mechanism, regime)
     assert second.total.tobytes() == first.total.tobytes()
@@ -153,13 +153,13 @@ def test_a_committed_set_is_repeated_even_when_more_clients_are_back(build, by_v
 def test_a_driver_that_died_between_commit_and_reveal_finishes_over_the_same_set(build, attempt, monkeypatch):
     regime = Regime.LOCAL
     mechanism, cohort = gradient_mechanism(4), build(shards_of(4), actors=2)
-    charged = attempt(QUERY, mechanism)
+    charged = attempt(QUERY, mechanism, regime=regime)
     interrupt(monkeypatch, charged, after=lambda: False)
     with pytest.raises(DriverError):
         cohort.sum(charged, QUERY, mechanism, regime)
     cohort.close()
     again = build(shards_of(4), actors=1)
-    assert len(again.sum(attempt(QUERY, mechanism), QUERY, mechanism, regime).participants) == 4
+    assert len(again.sum(attempt(QUERY, mechanism, regime=regime), QUERY, mechanism, regime).participants) == 4
 
 
 def test_a_committed_release_whose_journal_is_gone_is_lost_and_the_next_one_is_not(build, attempt, tmp_path):
@@ -213,7 +213,7 @@ def test_a_client_whose_code_kills_or_hangs_its_process_is_no_dropout(build, att
     cohort = build(shards, RowSum(kills), actors=1, limit=1.0)
     result = cohort.sum(attempt(QUERY, mechanism), QUERY, mechanism, Regime.DISTRIBUTED)
     assert result.participants == tuple(shards)
-    assert cohort.evaluate("search", 0, {"target": 0.0}) == 4
+    assert cohort.evaluate(SEARCH, 0, {"target": 0.0}) == 4
 
 
 @pytest.mark.parametrize("dying", [1, 3, 4])

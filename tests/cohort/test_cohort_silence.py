@@ -14,7 +14,7 @@ import pytest
 from dpray.platform.cohort import Cohort, GradientSum, Records
 from dpray.platform.privacy.mechanisms import Regime
 
-from .conftest import CLIP, DIMENSION, RowSum, gradient_mechanism, records, shards_of
+from .conftest import CLIP, DIMENSION, SEARCH, RowSum, gradient_mechanism, records, shards_of
 
 CANARY = 0.7316294857120394
 QUERY = GradientSum(np.zeros(DIMENSION), CLIP)
@@ -73,8 +73,8 @@ def canaries():
 def test_user_code_that_tries_every_way_out_leaves_no_trace(by_value, attempt, tmp_path, canaries, regime, capfd):
     mechanism = gradient_mechanism(4)
     with Cohort(RowSum(says), canaries, actors=2, state_dir=tmp_path / "state", timeout=60.0) as cohort:
-        cohort.sum(attempt(QUERY, mechanism), QUERY, mechanism, regime)
-        assert cohort.evaluate("search", 0, {"target": 0.0}) == 4
+        cohort.sum(attempt(QUERY, mechanism, regime=regime), QUERY, mechanism, regime)
+        assert cohort.evaluate(SEARCH, 0, {"target": 0.0}) == 4
     time.sleep(1.0)  # the log monitor's turn
     assert found_in(logs(by_value), written_forms(CANARY)) == []
     said = capfd.readouterr()

@@ -17,7 +17,7 @@ from dpray.platform.privacy.ledger import Head, ReleaseKey
 from dpray.platform.privacy.mechanisms import Regime, TopKVotes
 from dpray.platform.privacy.noise import NoiseSource, from_grid, to_grid
 
-from .conftest import CLIP, DIMENSION, RowSum, ask, client_names, gradient_mechanism, records, shards_of
+from .conftest import CLIP, DIMENSION, SEARCH, RowSum, ask, client_names, gradient_mechanism, records, shards_of
 
 EVERYONE = client_names(4)
 RUN = ("people", "run")
@@ -217,30 +217,30 @@ class Counts(RowSum):
 def test_a_score_is_computed_once_a_run_candidate_and_configuration(make_host):
     task = Counts()
     host = make_host(shards_of(4), task=task)
-    assert host.evaluate("search", 0, {"target": 0.0}) == 4
-    assert host.evaluate("search", 0, {"target": 0.0}) == 4
+    assert host.evaluate(SEARCH, 0, {"target": 0.0}) == 4
+    assert host.evaluate(SEARCH, 0, {"target": 0.0}) == 4
     assert len(task.trained) == 4
-    host.evaluate("search", 0, {"target": 1.0})
-    host.evaluate("search", 1, {"target": 1.0})
-    host.evaluate("another", 1, {"target": 1.0})
+    host.evaluate(SEARCH, 0, {"target": 1.0})
+    host.evaluate(SEARCH, 1, {"target": 1.0})
+    host.evaluate(("people", "another"), 1, {"target": 1.0})
     assert len(task.trained) == 16
 
 
 def test_a_failing_candidate_counts_as_answered_and_is_the_worst(make_host):
     host = make_host(shards_of(4), task=Counts())
-    assert host.evaluate("search", 0, {"fails": True}) == 4
-    assert np.all(np.isnan(host.scores("search", 1, EVERYONE)))
+    assert host.evaluate(SEARCH, 0, {"fails": True}) == 4
+    assert np.all(np.isnan(host.scores(SEARCH, 1, EVERYONE)))
 
 
 def test_the_same_client_and_candidate_train_with_the_same_private_generator(make_host):
     config = {"target": 0.0, "jitter": 1.0}
     first = make_host(shards_of(4))
-    first.evaluate("search", 0, config)
-    before = first.scores("search", 1, EVERYONE)
-    first.forget("search")
+    first.evaluate(SEARCH, 0, config)
+    before = first.scores(SEARCH, 1, EVERYONE)
+    first.forget(SEARCH)
     rebuilt = make_host(shards_of(4), name="rebuilt")
-    rebuilt.evaluate("search", 0, config)
-    np.testing.assert_array_equal(rebuilt.scores("search", 1, EVERYONE), before)
+    rebuilt.evaluate(SEARCH, 0, config)
+    np.testing.assert_array_equal(rebuilt.scores(SEARCH, 1, EVERYONE), before)
     draws = {rebuilt.generator(client, "score", "search", 0).random() for client in EVERYONE}
     draws |= {rebuilt.generator("client-000", "score", run, index).random() for run, index in [("s", 0), ("search", 1)]}
     assert len(draws) == 6
@@ -253,8 +253,8 @@ def test_a_configuration_changed_by_one_client_does_not_reach_the_next(make_host
             return config["nested"]["rate"]
 
     host = make_host(shards_of(4), task=Changes())
-    host.evaluate("search", 0, {"nested": {"rate": 1.0}})
-    np.testing.assert_array_equal(host.scores("search", 1, EVERYONE), np.full((4, 1), 2.0))
+    host.evaluate(SEARCH, 0, {"nested": {"rate": 1.0}})
+    np.testing.assert_array_equal(host.scores(SEARCH, 1, EVERYONE), np.full((4, 1), 2.0))
 
 
 def votes_request(votes=1, candidates=3, quanta=None):
@@ -271,11 +271,35 @@ def test_votes_come_from_stored_scores_and_missing_ones_are_the_worst(make_host)
     shards = shards_of(4)
     host = make_host(shards)
     for candidate in (0, 2):
-        host.evaluate("search", candidate, {"target": 0.0 if candidate == 2 else 50.0})
+        host.evaluate(SEARCH, candidate, {"target": 0.0 if candidate == 2 else 50.0})
     request = votes_request()
     noise = host.prepare(request).noise
     messages = host.reveal(RUN, request.key, EVERYONE, request.head)
     np.testing.assert_array_equal(from_grid(total(messages), noise.grid), [0, 0, 4])
+
+
+def test_a_vote_on_one_population_counts_no_scores_of_another(make_host):
+    """Same node, same state folder, same run and candidates: only the population differs."""
+    shards = shards_of(4)
+    theirs, ours = make_host(shards, name="theirs"), make_host(shards, name="ours")
+    for candidate in range(3):
+        theirs.evaluate(("others", "search"), candidate, {"target": 0.0 if candidate == 0 else 50.0})
+        ours.evaluate(SEARCH, candidate, {"target": 0.0 if candidate == 2 else 50.0})
+    for host, population, counts in ((theirs, "others", [4, 0, 0]), (ours, "people", [0, 0, 4])):
+        request = replace(votes_request(), population=population)
+        noise = host.prepare(request).noise
+        messages = host.reveal((population, "run"), request.key, EVERYONE, request.head)
+        np.testing.assert_array_equal(from_grid(total(messages), noise.grid), counts)
+
+
+@pytest.mark.parametrize("question", ["contribute", "prepare"])
+def test_a_host_refuses_where_its_clients_hold_more_records_than_declared(make_host, question):
+    host = make_host({**shards_of(3), "large": records(9, rows=6)})
+    request = ask(regime=Regime.CENTRAL, rows=6)
+    with pytest.raises(CohortError, match="at most 5 records a client, and a client holds 6"):
+        getattr(host, question)(replace(request, records_per_client=5))
+    getattr(host, question)(replace(request, records_per_client=6))
+    getattr(host, question)(request)
 
 
 def test_one_noised_ballot_is_k_ones_and_noise_of_the_stated_std(make_host):
@@ -320,7 +344,7 @@ if {what!r} == "sum":
     message = host.contribute(request)
     print(message.clients, *(message.steps * mechanism.noise(float("inf")).grid))
 else:
-    print(host.evaluate("search", 0, {{}}), host.scores("search", 1, ("a", "b", "c")).ravel().tolist())
+    print(host.evaluate(("p", "s"), 0, {{}}), host.scores(("p", "s"), 1, ("a", "b", "c")).ravel().tolist())
 """
 
 

@@ -14,6 +14,7 @@ from dpray.platform.privacy.ledger import Head
 
 ABC = ("a", "b", "c")
 ALL = members_digest(ABC)
+SEARCH = ("p", "search")
 MESSAGE = np.array([5, -7, 2**60])
 
 
@@ -161,17 +162,57 @@ def test_an_older_lease_is_refused_by_every_question(journal):
     assert journal.prepare(ticket(run="another"), ABC) == ABC
 
 
-def test_an_older_or_another_ledger_is_refused(journal):
+LONGER = Head(60, "f" * 64)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("head", {"head": Head(9, "d" * 64)}),  # older
+        ("head", {"head": LONGER}),  # longer, and does not say what it has at the anchor
+        ("head", {"head": LONGER, "lineage": {9: "d" * 64, 11: "d" * 64}}),
+        ("ledger", {"head": Head(10, "e" * 64)}),  # rewritten at the anchor
+        ("ledger", {"head": Head(10, "e" * 64), "lineage": {10: "d" * 64}}),
+        ("ledger", {"head": LONGER, "lineage": {10: "e" * 64}}),  # a copy that went on otherwise
+        ("ledger", {"head": LONGER, "lineage": {10: "d" * 64}, "ledger": "another"}),
+        ("ledger", {"ledger": "another"}),
+    ],
+)
+def test_an_older_a_forked_or_another_ledger_is_refused_by_every_question(journal, kind, changes):
     reveal(journal, ticket())
+    asked = ticket(step=1, **changes)
+    refused(kind, journal.contribute, asked, ABC)
+    refused(kind, journal.prepare, asked, ABC)
+    journal.prepare(ticket(step=1), ABC)
+    refused(kind, journal.reveal, asked, ALL, ABC, MESSAGE)
     assert journal.anchor() == Head(10, "d" * 64)
-    for head in (Head(9, "d" * 64), Head(10, "e" * 64)):
-        asked = ticket(step=1, head=head)
-        refused("head", journal.contribute, asked, ABC)
-        refused("head", journal.prepare, asked, ABC)
-        journal.prepare(ticket(step=1), ABC)
-        refused("head", journal.reveal, asked, ALL, ABC, MESSAGE)
-    reveal(journal, ticket(step=1, head=Head(11, "f" * 64)))
-    assert reopened(journal).anchor() == Head(11, "f" * 64)
+
+
+def test_a_refused_ledger_leaves_no_lease_and_learns_the_anchor_by_number(journal):
+    reveal(journal, ticket())
+    with pytest.raises(JournalRefused) as caught:
+        journal.prepare(ticket(step=1, epoch=9, head=LONGER), ABC)
+    assert caught.value.seen == 10
+    journal.prepare(ticket(step=1), ABC)  # lease 1 still holds
+
+
+def test_a_ledger_that_went_on_from_the_anchor_is_accepted_and_becomes_the_anchor(journal):
+    reveal(journal, ticket())
+    reveal(journal, ticket(step=1, head=LONGER, lineage={10: "d" * 64}))
+    again = reopened(journal)
+    assert again.anchor() == LONGER
+    refused("ledger", again.prepare, ticket(step=2, head=LONGER, ledger="another"), ABC)
+    again.close()
+
+
+def test_the_first_ledger_a_journal_meets_is_its_own_for_ever(tmp_path):
+    new = SiteJournal(tmp_path / "new" / "journal.db")
+    new.enrol(ABC)
+    assert new.prepare(ticket(ledger="mine"), ABC) == ABC
+    again = reopened(new)
+    refused("ledger", again.prepare, ticket(step=1, ledger="", head=LONGER, lineage={10: "d" * 64}), ABC)
+    assert again.prepare(ticket(step=1, ledger="mine"), ABC) == ABC
+    again.close()
 
 
 def test_a_refused_reveal_leaves_nothing_behind(journal):
@@ -236,15 +277,37 @@ def test_old_messages_are_dropped_and_cannot_be_asked_for_any_more(journal):
 
 
 def test_scores_come_back_for_their_own_configuration_only(journal):
-    journal.keep_scores("search", 3, "one", {"a": 0.5, "b": float("nan")})
+    journal.keep_scores(SEARCH, 3, "one", {"a": 0.5, "b": float("nan")})
     again = reopened(journal)
-    found = again.scores("search", 3, "one")
+    found = again.scores(SEARCH, 3, "one")
     assert found["a"] == 0.5
     assert np.isnan(found["b"])
-    assert again.scores("search", 3, "another") == {}
-    assert again.scores("search", 4, "one") == {}
-    again.forget_scores("search")
-    assert list(again.all_scores("search")) == []
+    assert again.scores(SEARCH, 3, "another") == {}
+    assert again.scores(SEARCH, 4, "one") == {}
+    again.forget_scores(SEARCH)
+    assert list(again.all_scores(SEARCH)) == []
+
+
+def test_scores_of_one_population_are_not_those_of_another(journal):
+    journal.keep_scores(("one", "search"), 0, "same", {"a": 0.5})
+    assert journal.scores(("two", "search"), 0, "same") == {}
+    assert list(journal.all_scores(("two", "search"))) == []
+    journal.keep_scores(("two", "search"), 0, "same", {"a": 0.25})
+    journal.forget_scores(("two", "search"))
+    assert list(journal.all_scores(("one", "search"))) == [(0, "a", 0.5)]
+
+
+def test_a_file_whose_scores_name_no_population_is_taken_over_without_them(journal):
+    journal._database.execute("DROP TABLE scores")
+    journal._database.execute("CREATE TABLE scores (run TEXT, candidate INTEGER, client TEXT, config TEXT, score REAL)")
+    journal._database.execute("INSERT INTO scores VALUES ('search', 0, 'same', 'a', 0.5)")
+    seeds = journal.enrol(ABC)
+    again = reopened(journal)
+    assert list(again.all_scores(SEARCH)) == []
+    again.keep_scores(SEARCH, 0, "same", {"a": 0.5})
+    assert again.scores(SEARCH, 0, "same") == {"a": 0.5}
+    assert again.enrol(ABC) == seeds
+    again.close()
 
 
 def test_deaths_are_counted_by_key_and_client(journal):

@@ -7,8 +7,11 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
+from dpray.experiments import binding
 from dpray.experiments.cli import app
+from dpray.experiments.plan import Scale
 from dpray.experiments.reading import write_yaml
+from dpray.experiments.spec import Recipe
 from dpray.platform.privacy import Budget, Unit
 from dpray.platform.privacy.ledger import Ledger, Plan, PlannedRelease
 
@@ -36,6 +39,11 @@ def changed(path, value):
         place = place.setdefault(parent, {})
     place[last] = value
     return write_yaml(document)
+
+
+def ray_runs():
+    ray = sys.modules.get("ray")
+    return ray is not None and ray.is_initialized()
 
 
 def dpray(*arguments):
@@ -112,11 +120,11 @@ TABLE = {
 def test_a_recipe_is_refused_and_nothing_is_made(command, text, facts, recipe, workspace):
     if command == "plan" and "./mlruns" in text:
         pytest.skip("A plan is not shown in MLflow.")
+    before = ray_runs()
     result = dpray(command, recipe(text), "--workspace", workspace)
     refused(result, *facts)
     assert files(workspace) == []
-    if sys.modules.get("ray") is not None:
-        assert not sys.modules["ray"].is_initialized()
+    assert ray_runs() == before
 
 
 def test_the_unchanged_recipe_is_planned(recipe, workspace):
@@ -137,9 +145,9 @@ def test_over_budget_names_both_numbers_and_changes_nothing(recipe, workspace, l
     quanta = BUDGET.quanta * 3 // 4
     population.run("other").reserve(Plan((PlannedRelease("training", "gradients", Unit.RECORD, quanta, 3),)))
     head, there = ledger.head(), files(workspace)
-    refused(dpray("run", recipe(write_yaml(base())), "--workspace", workspace), "100 % of μ²", "25 % of μ²", "ε=6")
+    refused(dpray("run", recipe(write_yaml(base())), "--workspace", workspace), "100.0 % of μ²", "25.0 % of μ²", "ε=6")
     planned = dpray("plan", recipe(write_yaml(base())), "--workspace", workspace)
-    assert (planned.exit_code, "75.0 %" in planned.stdout, "100 % of μ²" in planned.stderr) == (2, True, True)
+    assert (planned.exit_code, "75.0 %" in planned.stdout, "100.0 % of μ²" in planned.stderr) == (2, True, True)
     assert (ledger.head(), files(workspace)) == (head, there)
 
 
@@ -147,6 +155,26 @@ def test_an_account_reopened_with_another_budget(recipe, workspace, ledger):
     ledger.population("people").account("record", Budget(8, 1e-5))
     head = ledger.head()
     refused(dpray("run", recipe(write_yaml(base())), "--workspace", workspace), "ε=8", "ε=6", "amend")
+    assert ledger.head() == head
+
+
+@pytest.mark.parametrize("command", ["plan", "run"])
+def test_a_client_larger_than_the_ledgers_declared_maximum(command, recipe, workspace, ledger):
+    ledger.population("people", records_per_client=1)
+    head = ledger.head()
+    result = dpray(command, recipe(write_yaml(base())), "--workspace", workspace)
+    refused(result, "records_per_client = 1", "holds 360 records")
+    assert ledger.head() == head
+
+
+@pytest.mark.parametrize("command", ["plan", "run"])
+def test_a_population_used_with_another_public_part(command, recipe, workspace, ledger):
+    given = Recipe.read(write_yaml(base()))
+    ledger.population("people", declaration=binding.declaration(given, Scale(4, 1438, 650, 360)))
+    head = ledger.head()
+    result = dpray(command, recipe(changed("data.evaluation.seed", 1)), "--workspace", workspace)
+    refused(result, "data.evaluation.seed was 0 and is 1", "another population name")
+    assert "was" not in dpray("plan", recipe(write_yaml(base())), "--workspace", workspace).stderr
     assert ledger.head() == head
 
 

@@ -132,7 +132,7 @@ def test_another_recipe_under_the_same_name_is_refused(whole):
 def test_a_second_run_finds_the_budget_spent(whole):
     second = whole.run("run", whole.recipe(), "--name", "second")
     assert second.code == 2
-    assert "0 % of μ²" in second.stderr
+    assert " 0.0 % of μ²" in second.stderr
     assert not whole.path("second").exists()
 
 

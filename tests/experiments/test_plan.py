@@ -52,7 +52,9 @@ def test_a_quorum_and_colluders_make_the_answered_noise_larger():
     assert found.search.answered_sigma == pytest.approx(found.search.sigma * math.sqrt(20 / 10))
 
 
-@pytest.mark.parametrize(("regime", "times"), [("central", 1), ("distributed", math.sqrt(20 / 19)), ("local", math.sqrt(20))])
+@pytest.mark.parametrize(
+    ("regime", "times"), [("central", 1), ("distributed", math.sqrt(20 / 19)), ("local", math.sqrt(20))]
+)
 def test_noise_to_signal_of_the_mean_gradient(regime, times):
     found = forecast(recipe(training={"algorithm": "dp_fedsofim", "rounds": 40, "regime": regime}), SCALE)
     mu_round = gdp.mu(6, 1e-5) * math.sqrt(0.7 / 40)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dpray.experiments import report
+from dpray.experiments.figures import number, percent
 from dpray.experiments.reading import RecipeError
 from dpray.experiments.runs import RunDirectory, find_recipe
 from dpray.platform.privacy import Budget, ClippedSum, TopKVotes, Unit
@@ -41,7 +42,7 @@ def test_shares_epsilons_and_what_is_left(population):
     found, text = rows(account, "first")
     assert text.startswith("Account of population people: unit record, ε = 6 at δ = 1e-05, replace-one\n")
     assert "30.0 %" in found["search"]
-    assert "2.991" in found["search"]
+    assert "2.992" in found["search"]  # 2.99119…, rounded up
     assert ("40.0 %" in found["training"], " 2 " in found["training"]) == (True, True)
     assert "70.0 %" in found["total"]
     assert "30.0 %" in found["left"]
@@ -74,6 +75,28 @@ def test_a_raised_budget_is_a_new_claim(population):
     assert "Claims" in text
     assert "1 releases" in found["2"]
     assert "a second study" in found["2"]
+    assert "NOT fixed before the first release but after 1 of them" in " ".join(text.split())
+    assert "The budget was fixed before the first release" not in text
+
+
+def test_an_account_opened_after_releases_shows_its_claim(population):
+    population.account("record", BUDGET)
+    release(population.run("first"), "training", 1, 0.1, TopKVotes(1, 3))
+    found, text = rows(population.account("client", BUDGET))
+    assert "Claims" in text
+    assert "1 releases" in found["1"]
+    assert "had no budget before the first release" in " ".join(text.split())
+    assert "The budget was fixed before the first release" not in text
+
+
+def test_what_is_spent_is_rounded_up_and_what_is_left_down(population):
+    account = population.account("record", BUDGET)
+    release(population.run("first"), "training", 1, 1e-14)
+    found, _ = rows(account)
+    assert "0.1 %" in found["total"]
+    assert found["total"].split()[-2:] != ["0", "0"]
+    assert "99.9 %" in found["left"]
+    assert "5.999" in found["left"]
 
 
 def test_no_noise_and_seeded_noise_are_in_capitals(population):
@@ -87,10 +110,46 @@ def test_no_noise_and_seeded_noise_are_in_capitals(population):
 
 
 @pytest.mark.parametrize(
-    ("value", "shown"), [(6, "6"), (2.99119, "2.991"), (0.000123, "0.00012"), (0, "0"), ("inf", "∞"), (math.inf, "∞")]
+    ("value", "above", "below"),
+    [
+        (6, "6", "6"),
+        (3.52449, "3.525", "3.524"),
+        (0.1, "0.1", "0.1"),
+        (0.000123, "0.00013", "0.00012"),
+        (0.000999, "0.001", "0.00099"),
+        (5e-7, "5e-07", "5e-07"),
+        (5.21e-9, "5.3e-09", "5.2e-09"),
+        (0, "0", "0"),
+        ("inf", "∞", "∞"),
+        (math.inf, "∞", "∞"),
+        ("nan", "?", "?"),
+    ],
 )
-def test_numbers(value, shown):
-    assert report.number(value) == shown
+def test_numbers(value, above, below):
+    assert (number(value), number(value, up=False)) == (above, below)
+
+
+def test_shown_numbers_are_never_on_the_wrong_side_and_never_far():
+    for value in np.random.default_rng(0).lognormal(-3, 6, 2000):
+        above, below = float(number(value)), float(number(value, up=False))
+        assert below <= value <= above
+        assert above - below <= max(0.00100001, 0.11 * value)
+
+
+@pytest.mark.parametrize(
+    ("share", "above", "below"),
+    [
+        (0.3, "30.0 %", "30.0 %"),
+        (0.1 + 0.2, "30.0 %", "30.0 %"),
+        (0.70001, "70.1 %", "70.0 %"),
+        (1e-12, "0.1 %", "0.0 %"),
+        (1 - 1e-12, "100.0 %", "99.9 %"),
+        (0.0, "0.0 %", "0.0 %"),
+        (math.inf, "∞", "∞"),
+    ],
+)
+def test_shares(share, above, below):
+    assert (percent(share), percent(share, up=False)) == (above, below)
 
 
 def test_a_run_keeps_its_recipe(tmp_path):

@@ -4,15 +4,16 @@ import sqlite3
 
 import pytest
 
-from dpray.experiments import standing
+from dpray.experiments import binding, standing
 from dpray.experiments.plan import Scale, forecast
-from dpray.experiments.reading import RecipeError, write_yaml
+from dpray.experiments.reading import write_yaml
 from dpray.experiments.spec import Recipe
 from dpray.platform.privacy import Budget, Unit
 from dpray.platform.privacy.ledger import (
     BudgetConflict,
     BudgetExceeded,
     Ledger,
+    LedgerError,
     LedgerTampered,
     Plan,
     PlannedRelease,
@@ -79,7 +80,7 @@ def test_a_plan_larger_than_what_is_left_is_refused_with_both_numbers(tmp_path, 
     population.account("record", BUDGET)
     reserve(population, 0.75)
     before = ledger.head()
-    with pytest.raises(BudgetExceeded, match=r"asks for 50 % of μ² .* has 25 % of μ²"):
+    with pytest.raises(BudgetExceeded, match=r"asks for 50\.0 % of μ² .* has 25\.0 % of μ²"):
         look(tmp_path)
     assert ledger.head() == before
 
@@ -106,8 +107,39 @@ def test_a_coarser_account_of_the_same_people_is_asked_too(tmp_path, ledger):
 
 def test_a_declared_maximum_cannot_be_declared_otherwise(tmp_path, ledger):
     ledger.population("people", records_per_client=200)
-    with pytest.raises(RecipeError, match=r"300.*200"):
+    with pytest.raises(LedgerError, match=r"200.*300"):
         look(tmp_path, recipe(population={"name": "people", "records_per_client": 300}))
+
+
+def test_the_ledgers_own_maximum_holds_for_clients_whatever_the_recipe_says(tmp_path, ledger):
+    ledger.population("people", records_per_client=199)
+    with pytest.raises(LedgerError, match=r"records_per_client = 199 .* holds 200"):
+        look(tmp_path)
+    ledger.population("others", records_per_client=200)
+    look(tmp_path, recipe(population={"name": "others"}))
+
+
+OTHERS = {
+    "another fraction": {"data": {"dataset": "digits", "evaluation": {"public": True, "fraction": 0.3}}},
+    "another public seed": {"data": {"dataset": "digits", "evaluation": {"public": True, "fraction": 0.2, "seed": 1}}},
+    "the data set's own public part": {"data": {"dataset": "digits", "evaluation": {"public": True}}},
+    "another data set": {"data": {"dataset": "mnist", "evaluation": {"public": True, "fraction": 0.2}}},
+    "fewer clients": {"cohort": {"clients": 19}},
+    "another partition": {"cohort": {"clients": 20, "partition": {"kind": "dirichlet", "alpha": 1.0}}},
+    "other people behind the names": {"cohort": {"clients": 20, "partition": {"seed": 1}}},
+}
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
+def test_a_population_is_bound_to_its_public_part_and_its_clients(tmp_path, ledger, other):
+    ledger.population("people", declaration=binding.declaration(recipe(), SCALE))
+    head = ledger.head()
+    with pytest.raises(LedgerError, match=r"bound to what was declared at its first use.*another population name"):
+        look(tmp_path, recipe(**other))
+    look(tmp_path, recipe(**other, population={"name": "others"}))
+    other_settings = {"algorithm": "dp_fedgd", "rounds": 3, "learning_rate": 2, "clip": 2}
+    look(tmp_path, recipe(training=other_settings, ledger="sqlite:///dpray-ledger.db"))
+    assert ledger.head() == head
 
 
 def test_a_private_account_refuses_a_recipe_without_noise(tmp_path, ledger):

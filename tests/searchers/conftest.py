@@ -54,7 +54,7 @@ class LocalCohort:
         key = (attempt.run.name, str(attempt.key))
         total = np.zeros(mechanism.candidates, dtype=np.int64)
         for client in self.clients:
-            scores = self.scores.get((query.run, client), {})
+            scores = self.scores.get(((attempt.run.population.name, query.run), client), {})
             row = np.array([scores.get(index, -np.inf) for index in range(mechanism.candidates)])
             ties = self.noise.generator(*key, client, "ties").random(mechanism.candidates)
             ballot = np.zeros(mechanism.candidates)

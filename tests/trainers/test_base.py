@@ -26,7 +26,7 @@ from dpray.platform.privacy.ledger import (
     ReleaseLost,
 )
 from dpray.platform.privacy.mechanisms import ClippedSum, Regime, TopKVotes, Unit
-from dpray.platform.privacy.noise import NoiseSource, to_grid
+from dpray.platform.privacy.noise import NoiseSource, counted_noisers, to_grid
 from dpray.platform.tracking import DECLARED, UndeclaredMetric
 from dpray.trainers.base import MECHANISM, FederatedTrainer
 from dpray.trainers.checkpoints import CheckpointConflict, load_parameters
@@ -53,7 +53,7 @@ class PlayedCohort:
         self.shards = {f"client-{i}": blobs(n, seed=i) for i, n in enumerate(sizes)}
         self.counts = {name: len(shard) for name, shard in self.shards.items()}
         self.clients = tuple(self.shards)
-        self.n_min = quorum or len(sizes)
+        self.n_min = counted_noisers(quorum or len(sizes), 1)
         self.answering = self.clients
         self.terms = Terms(self.task.dimension, self.task.relative_error, len(sizes), sum(sizes))
         self.script, self.asked = {}, []
@@ -163,7 +163,7 @@ def test_the_shown_noise_is_the_noise_that_was_added(people, regime):
             told.append(noise)
             return super().server_step(state, gradient, t, noise)
 
-    cohort = PlayedCohort(quorum=3)
+    cohort = PlayedCohort(quorum=4)
     settings = FedGDSettings(rounds=T, learning_rate=1.0, clip=1.0)
     training = trainer(people, cohort, settings, kind=Told, regime=regime)
     result = training.fit()
@@ -562,3 +562,24 @@ def test_the_played_cohort_is_like_a_real_one(tmp_path):
 
 def trainer_mechanism(cohort):
     return ClippedSum(1.0, Unit.RECORD, cohort.task.dimension, 160, cohort.task.relative_error)
+
+
+class Narrow(LinearHead):
+    """Holds clips up to 10 only."""
+
+    def refuse_clip(self, clip):
+        if clip > 10:
+            raise ValueError(f"at most 10, and {clip} was given")
+
+
+def test_a_clip_that_the_models_arithmetic_cannot_keep_is_refused_before_anything_is_charged(people):
+    """Inside a client it would be a message of zeros, round after round."""
+    settings = SOFIMSettings(rounds=T, learning_rate=1.0, clip=11.0)
+    cohort = PlayedCohort(Narrow(F, K))
+    with pytest.raises(ValueError, match=r"at most 10, and 11.0 was given"):
+        DPFedSOFIMTrainer(cohort, people.run("run"), cohort.task, settings, budget=BUDGET)
+    assert people.account(Unit.RECORD).spent == 0
+    by_client = DPFedSOFIMTrainer(
+        cohort, people.run("run"), cohort.task, settings, budget=BUDGET, unit=Unit.CLIENT
+    )  # there the cohort clips, in float64
+    assert by_client.mechanism.clip == 11.0

@@ -193,6 +193,32 @@ def test_without_the_clip_one_record_moves_it_further():
     assert moved > 2 * C
 
 
+@pytest.mark.parametrize("logit", [340.0, 365.0, 371.0, 374.0])
+@pytest.mark.parametrize("clip", [1e-15, 1e-20])
+def test_residuals_too_small_to_be_squared_are_clipped_all_the_same(logit, clip):
+    """Large features make a gradient far beyond C of residuals whose squares lose digits, or vanish in float64."""
+    head, theta = LinearHead(1, 3), np.array([0, 0, 0, logit, 0, 0.0])
+    records = Records(np.array([[1e154]]), np.array([0]))
+    a = np.exp(-logit)
+    assert a * 1e154 > clip
+    assert abs(a * a / 1e-280) < 1  # negative control: plain squares are not to be trusted here …
+    if logit > 370:
+        assert abs(np.sqrt(2 * a * a) / (np.sqrt(2) * a) - 1) > 1e-3  # … and are wrong by more than any margin
+    u = head.clipped_sum(theta, records, clip)
+    assert np.linalg.norm(u / clip) == pytest.approx(1, rel=head.relative_error)
+    folds = head.fold_sums(theta[None], head.prepare(records), np.ones((1, 1), dtype=bool), clip)
+    np.testing.assert_allclose(folds[0], u, rtol=1e-12)
+
+
+def test_usable_records_are_those_that_are_not_bad():
+    head, records = LinearHead(F, K), some_records(len(BAD) + 2)
+    x, y = records.x.copy(), records.y.astype(float)
+    for row, (_, value, label) in enumerate(BAD):
+        x[row, 2], y[row] = value, label
+    assert head.usable(Records(x, y)).tolist() == [False] * len(BAD) + [True] * 2
+    assert head.usable(records).all()
+
+
 def test_two_clips_are_reached_by_opposite_records():
     head, theta = LinearHead(1, 2), np.zeros(4)
     sums = [head.clipped_sum(theta, Records(np.array([[1e3]]), np.array([label])), C) for label in (0, 1)]

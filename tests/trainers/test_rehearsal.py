@@ -184,6 +184,53 @@ def test_labels_that_are_no_class_take_no_part():
     assert rehearsal.fit_and_score({}, spoilt, np.random.default_rng(0)) > 0.9
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e300])
+@pytest.mark.parametrize("score", ["accuracy", "loss"])
+def test_a_bad_record_does_not_cost_the_client_its_score(value, score):
+    records = blobs(30)
+    spoilt = Records(np.vstack([records.x, np.full(F, value)]), np.append(records.y, 0))
+    rehearsal = a_rehearsal(quanta=None, settings_from_config=DESCENT, score=score)
+    assert rehearsal.fit_and_score({}, spoilt, np.random.default_rng(0)) == pytest.approx(
+        rehearsal.fit_and_score({}, records, np.random.default_rng(0)), abs=0.05
+    )
+
+
+class Trusting(LinearHead):
+    """Negative control: takes every record with a known label for usable."""
+
+    def usable(self, records):
+        return np.isin(records.y, np.arange(self.classes))
+
+
+def test_a_bad_record_that_is_thought_usable_would_cost_it():
+    spoilt = blobs(30)
+    spoilt.x[3] = np.nan
+    rehearsal = a_rehearsal(model=Trusting(F, K), quanta=None, settings_from_config=DESCENT, score="loss")
+    assert math.isnan(rehearsal.fit_and_score({}, spoilt, np.random.default_rng(0)))
+
+
+def test_a_record_that_a_module_raises_on_does_not_cost_the_client_its_score():
+    torch = pytest.importorskip("torch")
+    from dpray.trainers.torch_module import TorchModule
+
+    def words():
+        return torch.nn.Sequential(Whole(), torch.nn.Embedding(6, K), torch.nn.Flatten())
+
+    class Whole(torch.nn.Module):
+        def forward(self, x):
+            return x.long()
+
+    y = np.arange(24) % K
+    x = y[:, None].astype(float)
+    rehearsal = a_rehearsal(model=TorchModule(words, K), quanta=None, settings_from_config=DESCENT)
+    good = rehearsal.fit_and_score({"rounds": 30}, Records(x, y), np.random.default_rng(0))
+    assert good > 0.9
+    x = np.vstack([x, [[6.0]]])
+    with pytest.raises(IndexError):
+        rehearsal.model.losses(rehearsal.model.initial(), Records(x, np.append(y, 0)))
+    assert rehearsal.fit_and_score({"rounds": 30}, Records(x, np.append(y, 0)), np.random.default_rng(0)) > 0.9
+
+
 def test_an_unknown_setting_is_refused():
     with pytest.raises(ValueError, match="did you mean `learning_rate`"):
         a_rehearsal().fit_and_score({"learning_rates": 1.0}, blobs(20), np.random.default_rng(0))

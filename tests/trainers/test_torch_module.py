@@ -254,3 +254,160 @@ def test_refusals():
     model = TorchModule(mlp, 5)
     with pytest.raises(ValueError, match=r"outputs of shape \(3, 4\); 5 classes"):
         model.evaluate(model.initial(), some_records(3))
+
+
+class Words(nn.Module):
+    """Token numbers to classes; raises on a number beyond its vocabulary."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.drop, self.head = nn.Embedding(10, 4), nn.Dropout(0.3), nn.Linear(4, K)
+
+    def forward(self, x):
+        return self.head(self.drop(self.embedding(x.long()).mean(dim=1)))
+
+
+class WordsWithoutZero(Words):
+    """Raises on a record of zeros."""
+
+    def forward(self, x):
+        return super().forward(x - 1)
+
+
+def some_words(n, seed=0):
+    rng = np.random.default_rng(seed)
+    return Records(rng.integers(1, 10, (n, 3)).astype(float), rng.integers(0, K, n))
+
+
+def with_word(records, word, *rows):
+    x = records.x.copy()
+    x[list(rows), 1] = word
+    return Records(x, records.y)
+
+
+class Stubborn(TorchModule):
+    """Negative control: a chunk that raises is not looked into."""
+
+    def _evaluated(self, parameters, x, y, stream):
+        return self._run(parameters, x, y, stream), np.ones(len(y), dtype=bool)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64])
+@pytest.mark.parametrize("rows", [(5,), (0, 13, 14), tuple(range(70))], ids=["one", "three", "all"])
+def test_records_that_make_the_module_raise_are_bad_and_leave_the_others_bits(rows, chunk):
+    model, records = TorchModule(Words, K, chunk=chunk), some_words(70)
+    theta = 3 * model.initial()
+    spoilt = with_word(records, 10, *rows)
+    y = records.y.astype(float)
+    y[list(rows)] = np.nan  # bad in another way, and known to contribute zero
+    got = model.clipped_sum(theta, spoilt, C)
+    np.testing.assert_array_equal(got, model.clipped_sum(theta, Records(records.x, y), C))
+    assert got.any() == (len(rows) < 70)
+    np.testing.assert_array_equal(model.usable(spoilt), ~np.isin(np.arange(70), rows))
+    np.testing.assert_array_equal(model.mean_gradient(theta, spoilt), model.mean_gradient(theta, Records(records.x, y)))
+    np.testing.assert_array_equal(
+        model.update(theta, spoilt, {"local_steps": 2}), model.update(theta, Records(records.x, y), {"local_steps": 2})
+    )
+    with pytest.raises(IndexError):
+        Stubborn(Words, K, chunk=chunk).clipped_sum(theta, spoilt, C)
+
+
+@settings(max_examples=40, deadline=None)
+@given(word=st.integers(-3, 13), row=st.integers(0, 69), seed=st.integers(0, 5))
+def test_one_record_that_may_raise_moves_the_sum_by_two_clips_at_most(word, row, seed):
+    records, theta = some_words(70, seed), 3 * WORDS.initial()
+    before, after = (WORDS.clipped_sum(theta, each, C) for each in (records, with_word(records, word, row)))
+    assert np.linalg.norm(after - before) <= 2 * C
+
+
+WORDS = TorchModule(Words, K)
+
+
+def test_a_module_that_raises_on_zeros_raises_whether_or_not_a_record_is_bad():
+    model, records = TorchModule(WordsWithoutZero, K), some_words(70)
+    for each in (records, with_word(records, 99, 3), some_words(64), some_words(0)):
+        with pytest.raises(RuntimeError, match=r"records of zeros of the shape \(3,\).*IndexError"):
+            model.clipped_sum(model.initial(), each, C)
+    assert WORDS.clipped_sum(WORDS.initial(), records, C).any()
+
+
+def test_a_module_with_too_few_outputs_raises_whatever_the_labels_are():
+    model = TorchModule(mlp, K + 1)
+    with pytest.raises(RuntimeError, match=r"outputs of shape \(1, 4\) of one record, not \(1, 5\)"):
+        model.clipped_sum(model.initial(), Records(np.ones((3, F)), np.zeros(3)), C)
+
+
+def test_a_client_without_records_sends_zero_and_has_none_that_are_usable():
+    model, nothing = MODELS[linear], Records(np.empty((0, F)), np.empty(0, dtype=int))
+    assert not model.clipped_sum(model.initial(), nothing, C).any()
+    assert not model.update(model.initial(), nothing, {}).any()
+    assert model.usable(nothing).shape == (0,)
+
+
+def test_embeddings_are_refused_on_a_gpu_where_an_exception_would_be_the_end():
+    with pytest.raises(ValueError, match="embeddings was to run on cuda"):
+        TorchModule(Words, K, device="cuda")
+    assert TorchModule(Words, K, device="cpu").dimension == WORDS.dimension
+
+
+CLIPS = [10.0**k for k in range(-15, 16, 3)]
+
+
+def bound_of_each(model, theta, records, clip):
+    """Largest norm of one record's contribution, in units of C."""
+    alone = [Records(records.x[[i]], records.y[[i]]) for i in range(len(records))]
+    return max(np.linalg.norm(model.clipped_sum(theta, each, clip)) for each in alone) / clip
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-22, 1.0, 1e10, 1e17], ids=str)
+@pytest.mark.parametrize("clip", CLIPS, ids=str)
+def test_every_clip_is_kept_at_every_size_of_gradient(clip, scale):
+    """Gradients of a bias-free layer are as large as the features; squares of float32 vanish below 10⁻²³."""
+    model, records = SCALED, some_records(6)
+    found = bound_of_each(model, np.zeros(model.dimension), Records(scale * records.x, records.y), clip)
+    assert 0 < found <= 1
+    if scale >= 100 * clip:
+        assert found == pytest.approx(1, rel=2e-4)  # clipped to C, not to something far below it
+
+
+SCALED = TorchModule(lambda: nn.Linear(F, K, bias=False), K)
+
+
+def test_float32_squares_alone_would_keep_no_small_clip(monkeypatch):
+    """Negative control of the test above, at the ends of what is allowed."""
+    records, theta = Records(1e-24 * some_records(6).x, some_records(6).y), np.zeros(SCALED.dimension)
+    monkeypatch.setattr("dpray.trainers.torch_module.CLIPS", (0.0, 1e20))
+    assert bound_of_each(SCALED, theta, records, 1e-27) <= 1
+    monkeypatch.setattr(
+        "dpray.trainers.torch_module._norms", lambda rows: torch.cat(rows, dim=1).square().sum(dim=1).sqrt().double()
+    )
+    assert bound_of_each(SCALED, theta, records, 1e-27) > 10
+
+
+def test_a_weight_too_small_for_float32_is_not_rounded_up(monkeypatch):
+    """C/‖g‖ of about 0.6 and 0.9 times the smallest number float32 has, which both would become."""
+    theta = np.zeros(SCALED.dimension)
+    direction = some_records(1).x / np.linalg.norm(some_records(1).x) / np.sqrt(0.75)  # ‖softmax − onehot‖² = 3/4
+    sets = [Records(direction * 1e-15 / (2.0**-149 * part), np.array([0])) for part in (0.6, 0.9)]
+    assert all(bound_of_each(SCALED, theta, records, 1e-15) == 0 for records in sets)
+    monkeypatch.setattr("dpray.trainers.torch_module._SMALL_WEIGHT", 1e-300)  # negative control
+    assert [bound_of_each(SCALED, theta, records, 1e-15) > 1.05 for records in sets] == [True, True]
+
+
+@pytest.mark.parametrize("clip", [0.0, 1e-30, 1e-23, 1e30, np.inf, np.nan])
+def test_a_clip_that_float32_cannot_hold_is_refused(clip):
+    model = MODELS[linear]
+    with pytest.raises(ValueError, match=r"between 1e-20 and 1e\+20, and .* was given"):
+        model.clipped_sum(model.initial(), some_records(3), clip)
+
+
+def test_own_norms_are_those_of_float64_at_every_size():
+    from dpray.trainers.torch_module import _norms
+
+    rng = np.random.default_rng(0)
+    sizes = 10.0 ** np.arange(-44, 38, 2)
+    rows = torch.tensor(rng.standard_normal((len(sizes), 3000)) * sizes[:, None], dtype=torch.float32)
+    expected = np.linalg.norm(rows.double().numpy(), axis=1)
+    np.testing.assert_allclose(_norms(list(rows.split(1100, dim=1))).numpy(), expected, rtol=1e-6)
+    plain = torch.linalg.vector_norm(rows, dim=1).double().numpy()
+    assert not np.allclose(plain, expected, rtol=1e-3, atol=0)  # negative control

@@ -150,4 +150,4 @@ def test_clients_rehearse_and_the_scores_stay(world):
     make = functools.partial(SOFIMSettings.from_config, defaults={"rounds": 3, "clip": 1.0})
     rehearsal = Rehearsal(head, make, BUDGET.quanta, Regime.DISTRIBUTED, CLIENTS, 1497, CLIENTS)
     clients = cohort(TrainingTask(head, rehearsal))
-    assert clients.evaluate("search", 0, {"learning_rate": 4.0}) == CLIENTS
+    assert clients.evaluate(("digits", "search"), 0, {"learning_rate": 4.0}) == CLIENTS

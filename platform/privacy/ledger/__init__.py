@@ -3,6 +3,7 @@
 from dpray.platform.privacy.ledger.account import Account
 from dpray.platform.privacy.ledger.attempt import Attempt, Release
 from dpray.platform.privacy.ledger.chain import Entry, Head
+from dpray.platform.privacy.ledger.declaring import LARGEST_CLIENT
 from dpray.platform.privacy.ledger.errors import (
     BudgetConflict,
     BudgetExceeded,
@@ -20,10 +21,12 @@ from dpray.platform.privacy.ledger.ledger import Ledger
 from dpray.platform.privacy.ledger.plan import Plan, PlannedRelease, ReleaseKey
 from dpray.platform.privacy.ledger.population import Population
 from dpray.platform.privacy.ledger.run import Run
+from dpray.platform.privacy.ledger.standing import Standing
 from dpray.platform.privacy.ledger.statement import ASSUMPTIONS, Amount, Claim, Line, Statement
 
 __all__ = [
     "ASSUMPTIONS",
+    "LARGEST_CLIENT",
     "Account",
     "Amount",
     "Attempt",
@@ -48,6 +51,7 @@ __all__ = [
     "ReleaseLost",
     "Run",
     "RunClosed",
+    "Standing",
     "Statement",
     "ValuePruned",
 ]

@@ -12,19 +12,18 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from sqlalchemy import select
 
-from dpray.platform.privacy.ledger import population as populations
-from dpray.platform.privacy.ledger import schema
+from dpray.platform.privacy.ledger import declaring, schema
 from dpray.platform.privacy.ledger.chain import Head, current_head
 from dpray.platform.privacy.ledger.errors import LedgerError
 from dpray.platform.privacy.ledger.plan import checked_name, whole
 from dpray.platform.privacy.ledger.population import Population
-from dpray.platform.privacy.ledger.rows import Maxima
 from dpray.platform.privacy.ledger.storage import Storage
 from dpray.platform.privacy.ledger.values import ValueFiles
 from dpray.platform.privacy.ledger.verify import problems
@@ -74,22 +73,31 @@ class Ledger:
         return self._storage.shown
 
     def population(
-        self, name: str, *, records_per_user: int | None = None, records_per_client: int | None = None
+        self,
+        name: str,
+        *,
+        records_per_user: int | None = None,
+        records_per_client: int | None = None,
+        declaration: Mapping[str, Any] | None = None,
     ) -> Population:
         """Open a population, or create it.
 
         Args:
             records_per_user, records_per_client: declared public maxima m. An account coarser than a release is charged
                 m² times its μ². None leaves what was declared.
+            declaration: public facts that bind the name to its data, public part and clients (`declaring.py`): recorded
+                at first use, the same ever after. None leaves what was declared.
 
-        Errors: LedgerError for another number than the one declared, or a missing population where nothing is created.
+        Errors: LedgerError for another number or declaration than the one on record, a client larger than the number,
+        or a missing population where nothing is created.
         """
         checked_name("population", name)
-        maxima = Maxima(
+        given = declaring.Declared(
             None if records_per_user is None else whole("records_per_user", records_per_user, least=1),
             None if records_per_client is None else whole("records_per_client", records_per_client, least=1),
+            declaring.text_of(declaration),
         )
-        self._storage.write(lambda transaction: populations.declare(transaction, name, maxima, create=self._create))
+        self._storage.write(lambda transaction: declaring.declare(transaction, name, given, create=self._create))
         return Population(name, self._storage, self._files)
 
     def populations(self) -> tuple[Population, ...]:

@@ -148,6 +148,12 @@ def request_digest(query: Mapping[str, Any], mechanism: Releasable, quanta: int 
         ) from error
 
 
+def charged_text(mechanism: Releasable) -> str:
+    """What is charged for, as an attempt keeps it: the mechanism's constants, its unit and its sampling."""
+    parts = {"mechanism": plain(mechanism.describe()), "unit": str(Unit(mechanism.unit))}
+    return canonical({**parts, "sampling": sampling_of(mechanism)})
+
+
 def plain(value: Any) -> Any:
     """JSON value of a public constant; an array becomes its digest."""
     if isinstance(value, Mapping):

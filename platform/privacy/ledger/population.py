@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import uuid
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import insert, select, update
 
@@ -13,9 +14,10 @@ from dpray.platform.privacy.ledger import composing, rows, schema, storing
 from dpray.platform.privacy.ledger.account import Account, budget_cells, record_claim
 from dpray.platform.privacy.ledger.chain import Transaction
 from dpray.platform.privacy.ledger.charging import admit, factor
+from dpray.platform.privacy.ledger.declaring import Declared, check, text_of
 from dpray.platform.privacy.ledger.errors import BudgetConflict, LedgerError, LedgerTampered
 from dpray.platform.privacy.ledger.plan import checked_name
-from dpray.platform.privacy.ledger.rows import AccountRow, Maxima
+from dpray.platform.privacy.ledger.rows import AccountRow
 from dpray.platform.privacy.ledger.run import Run
 from dpray.platform.privacy.ledger.storage import Storage
 from dpray.platform.privacy.ledger.values import ValueFiles
@@ -46,6 +48,20 @@ class Population:
     def records_per_client(self) -> int | None:
         """Declared public maximum of records one client has; None: not declared."""
         return self.storage.read(lambda connection: rows.maxima(connection, self.name)).records_per_client
+
+    @property
+    def declaration(self) -> Mapping[str, Any] | None:
+        """The public facts this name is bound to since its first use; None: nothing declared."""
+        text = self._declared().declaration
+        return None if text is None else dict(json.loads(text))
+
+    def check(self, *, records_per_client: int | None = None, declaration: Mapping[str, Any] | None = None) -> None:
+        """Refuse what `Ledger.population` would refuse to declare; writes nothing.
+
+        Errors: LedgerError with what differs.
+        """
+        given = Declared(None, records_per_client, text_of(declaration))
+        check(self.name, self._declared(), given)
 
     def account(self, unit: Unit | str, budget: Budget | None = None, *, kind: str | None = None) -> Account:
         """Open the account of a unit, or create it with a budget.
@@ -174,35 +190,13 @@ class Population:
                 reserved += factor(self.name, unit, line.unit, maxima) * line.remaining
         return spent, reserved, unbounded
 
+    def _declared(self) -> Declared:
+        cells = [schema.populations.c[key] for key in schema.DECLARED]
+        query = select(*cells).where(schema.populations.c.name == self.name)
+        return Declared(*self.storage.read(lambda connection: tuple(connection.execute(query).one())))
+
     def _rows(self) -> tuple[AccountRow, ...]:
         return self.storage.read(lambda connection: rows.accounts(connection, self.name))
-
-
-def declare(transaction: Transaction, name: str, given: Maxima, *, create: bool) -> None:
-    """Create a population, or check and complete its declared maxima."""
-    connection, population = transaction.connection, schema.populations.c
-    row = connection.execute(select(schema.populations).where(population.name == name)).one_or_none()
-    asked = {"records_per_user": given.records_per_user, "records_per_client": given.records_per_client}
-    if row is None:
-        if not create:
-            raise LedgerError(f"The ledger has no population {name!r}.")
-        connection.execute(insert(schema.populations), {"name": name, **asked})
-        transaction.append("population", {"population": name, **asked})
-        return
-    new = {}
-    for key, value in asked.items():
-        declared = getattr(row, key)
-        if value is None or value == declared:
-            continue
-        if declared is not None:
-            raise LedgerError(
-                f"Population {name!r} was declared with {key} = {declared}, and {value} was given now: past charges "
-                f"were made with the first. Open it with {declared}, or without the number."
-            )
-        new[key] = value
-    if new:
-        connection.execute(update(schema.populations).where(population.name == name).values(new))
-        transaction.append("declare", {"population": name, **new})
 
 
 def _unit(unit: Unit | str) -> Unit:

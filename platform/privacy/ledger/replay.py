@@ -49,13 +49,13 @@ class Replay:
 
     def _population(self, sequence: int, body: Body) -> None:
         name = body["population"]
-        maxima = {key: body[key] for key in ("records_per_user", "records_per_client")}
-        self.rows["populations"][name,] = {"name": name, **maxima}
+        self.rows["populations"][name,] = {"name": name, **{key: body[key] for key in schema.DECLARED}}
 
     def _declare(self, sequence: int, body: Body) -> None:
-        self.rows["populations"][body["population"],].update(
-            {key: body[key] for key in ("records_per_user", "records_per_client") if key in body}
-        )
+        cells, new = self.rows["populations"][body["population"],], {k: body[k] for k in schema.DECLARED if k in body}
+        if any(cells[key] is not None for key in new):
+            self.problems.append(f"Entry {sequence} declares of population {cells['name']!r} what was declared before.")
+        cells.update(new)
 
     def _account(self, sequence: int, body: Body) -> None:
         name, unit = body["population"], body["unit"]

@@ -17,14 +17,14 @@ Guarantee: charged ≥ revealed after a crash at any point; one key never hands 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 from sqlalchemy import bindparam, select, update
 
-from dpray.platform.privacy.ledger import releasing, reserving, rows, schema, storing
+from dpray.platform.privacy.ledger import releasing, reserving, rows, schema, standing, storing
 from dpray.platform.privacy.ledger.attempt import Attempt, Release
 from dpray.platform.privacy.ledger.chain import Head, Transaction, canonical
 from dpray.platform.privacy.ledger.errors import (
@@ -35,9 +35,18 @@ from dpray.platform.privacy.ledger.errors import (
     ReleaseLost,
     RunClosed,
 )
-from dpray.platform.privacy.ledger.plan import Plan, Releasable, ReleaseKey, checked_name, request_digest, spend
+from dpray.platform.privacy.ledger.plan import (
+    Plan,
+    Releasable,
+    ReleaseKey,
+    charged_text,
+    checked_name,
+    request_digest,
+    spend,
+)
 from dpray.platform.privacy.ledger.prepared import Prepared
 from dpray.platform.privacy.ledger.rows import ReleaseRow, RunRow
+from dpray.platform.privacy.ledger.standing import Standing
 from dpray.platform.privacy.units import Unit
 
 if TYPE_CHECKING:
@@ -135,6 +144,7 @@ class Run:
         quanta, trust = spend(quanta), checked_name("trust mode", trust)
         request = request_digest(query, mechanism, quanta, trust)
         ask = releasing.Ask(key, mechanism, quanta, request, trust, self.stamps)
+        what = Unit(mechanism.unit), charged_text(mechanism), trust
 
         def work(transaction: Transaction) -> Attempt | None:
             run = self._held(transaction)
@@ -143,7 +153,7 @@ class Run:
                 if run.closed:
                     raise self._finished()
                 sequence = releasing.charge(transaction, self.population.name, self.name, run, ask)
-                return Attempt(self, key, quanta, self.epoch, transaction.head, None, sequence)
+                return Attempt(self, key, quanta, self.epoch, transaction.head, None, sequence, *what)
             if found.request != request:
                 raise KeyConflict(
                     f"{self._words(key)} was charged for another request (query, mechanism, spend or trust mode): a "
@@ -154,7 +164,7 @@ class Run:
             self._refuse_lost(key, found)
             if run.closed:
                 raise self._finished()
-            return Attempt(self, key, quanta, self.epoch, transaction.head, found.participants, found.sequence)
+            return Attempt(self, key, quanta, self.epoch, transaction.head, found.participants, found.sequence, *what)
 
         attempt = self._storage.write(work)
         return self._stored(key) if attempt is None else attempt
@@ -181,7 +191,7 @@ class Run:
             if not storing.on_disk(self._files, place):
                 raise self._stale(run.epoch)
             storing.record(transaction, found.sequence, encoded, place)
-            stamps = self._stamp(transaction, found)
+            stamps = self._stamp(attempt, found)
             body = {"digest": encoded.digest, "dtype": encoded.dtype, "shape": encoded.shape, "size": len(encoded.data)}
             self._move(
                 transaction, "store", key, found, {"state": "stored"}, {**body, "place": place, "stamps": stamps}
@@ -243,12 +253,23 @@ class Run:
                 )
             if found.state == "stored":
                 raise LedgerError(f"{self._words(attempt.key)} is stored already: there is nothing left to commit.")
-            stamps = self._stamp(transaction, found)
+            stamps = self._stamp(attempt, found)
             body = {"participants": storing.text_digest(names), "count": len(participants), "stamps": stamps}
             self._move(transaction, "commit", attempt.key, found, {"state": "committed", "participants": names}, body)
             return transaction.head
 
         return self._storage.write(work)
+
+    def standing(self, attempt: Attempt, passed: Iterable[int] = ()) -> Standing:
+        """Where a charged release stands, and the ledger it is in: one read, right before it is computed.
+
+        Args:
+            attempt: of this run.
+            passed: numbers of entries whose digests are asked for.
+
+        Errors: LedgerError, KeyConflict where the attempt is not what was charged.
+        """
+        return self._storage.read(lambda connection: standing.read(connection, attempt, passed))
 
     def stored(self, key: ReleaseKey) -> NDArray[Any] | None:
         """The value stored under a key, or None. Errors: ValuePruned; LedgerTampered if its bytes were changed."""
@@ -326,9 +347,9 @@ class Run:
 
         return self._storage.read(work)
 
-    def _stamp(self, transaction: Transaction, found: ReleaseRow) -> list[str]:
-        """Stamps of a release once this lease has had a part in it."""
-        return sorted({*found.stamps, *self.stamps})
+    def _stamp(self, attempt: Attempt, found: ReleaseRow) -> list[str]:
+        """Stamps of a release once this lease and this attempt have had a part in it."""
+        return sorted({*found.stamps, *self.stamps, *attempt.stamps})
 
     def _move(
         self,

@@ -9,7 +9,7 @@ is the text of a probability, `1.0` without sampling; μ² is always that of the
 |---|---|
 | entries | thing that happened: `digest` covers sequence, time, kind, body and the digest before |
 | head | ledger: the last entry; its row lock orders all writers |
-| populations | population, with its declared public maxima |
+| populations | population, with what is declared of it (`declaring.py`) |
 | accounts | (population, unit): budget in force, spent, reserved |
 | claims | budget an account has ever had, in order |
 | runs | (population, run): lease epoch, state, plan |
@@ -22,8 +22,10 @@ from __future__ import annotations
 
 from sqlalchemy import BigInteger, Column, Integer, LargeBinary, MetaData, Table, Text, UniqueConstraint
 
-FORMAT = 2
+FORMAT = 3
 INFINITE = "inf"
+DECLARED = ("records_per_user", "records_per_client", "declaration")
+"""Columns of `populations` that hold what is declared."""
 
 metadata = MetaData()
 _Integer = BigInteger().with_variant(Integer, "sqlite")
@@ -50,6 +52,7 @@ populations = Table(
     _name("name", key=True),
     _count("records_per_user", nullable=True),
     _count("records_per_client", nullable=True),
+    Column("declaration", Text, nullable=True),
 )
 accounts = Table(
     "accounts",

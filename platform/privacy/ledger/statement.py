@@ -33,6 +33,7 @@ ASSUMPTIONS = (
     "The float64 normal sampler is ideal.",
     "The budget was fixed before the first release; a budget amended later is a new claim, listed as such.",
 )
+"""Of an account of kind `gdp` whose every claim was made before the first release; the last one depends on that."""
 
 
 COMPOSED = (
@@ -155,6 +156,8 @@ class _Scale:
             return Amount(None, math.inf, math.inf, math.nan if self.limit is None else math.inf)
         mu = upper_mu(quanta) if quanta else 0.0
         epsilon = gdp.epsilon(mu, self.delta) if quanta else 0.0
+        if self.limit is not None and quanta <= self.limit:
+            epsilon = min(epsilon, self.account.budget.epsilon)  # the limit is rounded down, so this holds exactly
         return Amount(quanta, mu, epsilon, math.nan if self.limit is None else quanta / self.limit)
 
 
@@ -178,6 +181,7 @@ def draw_up(connection: Connection, population: str, unit: Unit, run: str | None
     account = next(row for row in rows.accounts(connection, population) if row.unit is unit)
     scale = _Scale(account, population, rows.maxima(connection, population))
     composed = account.kind == composing.PLD
+    claims = _claims(connection, population, unit)
     query = _charged(population, run)
     lines, total, noiseless = [], list[Spend](), 0
     trusts: set[str] = set()
@@ -220,8 +224,24 @@ def draw_up(connection: Connection, population: str, unit: Unit, run: str | None
         lines=tuple(lines),
         trust=tuple(sorted(trusts)),
         stamps=tuple(sorted(stamps)),
-        claims=_claims(connection, population, unit),
-        assumptions=(*ASSUMPTIONS, COMPOSED) if composed else ASSUMPTIONS,
+        claims=claims,
+        assumptions=(*ASSUMPTIONS[:-1], budget_fixed(claims), *([COMPOSED] if composed else [])),
+    )
+
+
+def budget_fixed(claims: Sequence[Claim]) -> str:
+    """When the budget in force was fixed, and what its guarantee therefore assumes."""
+    first, last = claims[0], claims[-1]
+    if not last.releases_before:
+        return ASSUMPTIONS[-1]
+    earlier = (
+        "The account had no budget before the first release"
+        if first.releases_before
+        else f"The budget fixed before the first release was ε = {first.epsilon:g} at δ = {first.delta:g}"
+    )
+    return (
+        f"The budget in force was NOT fixed before the first release but after {last.releases_before} of them (see the "
+        f"claims): it is a guarantee only if nothing released by then influenced the choice of it. {earlier}."
     )
 
 

@@ -68,6 +68,32 @@ def test_a_statement_names_relation_budget_claims_and_assumptions(statement):
         assert any(word in text for text in ASSUMPTIONS)
 
 
+def test_the_assumption_about_the_budget_is_worded_from_the_claims(statement, account, population, releases):
+    fixed = ASSUMPTIONS[-1]
+    later = population.account("client", Budget(200, 1e-5)).statement()
+    assert later.claims[0].releases_before == 4
+    assert fixed not in later.assumptions
+    assert "NOT fixed before the first release but after 4" in later.assumptions[-1]
+    assert "had no budget" in later.assumptions[-1]
+    assert statement().assumptions[-1] == fixed
+    account.amend(Budget(7, 1e-5), "more people")
+    amended = statement().assumptions
+    assert fixed not in amended
+    assert "after 4" in amended[-1]
+    assert "was ε = 6 at δ = 1e-05" in amended[-1]
+    assert amended[:-1] == ASSUMPTIONS[:-1]
+
+
+def test_a_budget_amended_before_any_release_is_fixed_before_the_first(account):
+    account.amend(Budget(7, 1e-5), "a typing error")
+    assert account.statement().assumptions == ASSUMPTIONS
+
+
+def test_a_spend_within_the_budget_is_never_told_as_more_than_the_budget(account, run, releases):
+    releases.make(run, SIX.quanta)
+    assert account.statement().spent.epsilon <= 6
+
+
 def test_a_statement_is_plain_json(statement, account, population, releases):
     run = population.run("third")
 

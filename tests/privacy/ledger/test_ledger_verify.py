@@ -29,7 +29,7 @@ def full(ledger, population, account, run, releases):
     other.close()
     toy = ledger.population("toy")
     toy.account("record", Budget(math.inf, 1e-5, non_private=True))
-    ledger.population("toy", records_per_user=2)
+    ledger.population("toy", records_per_user=2, declaration={"data.dataset": "toys"})
     releases.make(toy.run("toy"), None)
     releases.charge(population.run("first"), step=3)
     assert ledger.verify() == ()
@@ -222,7 +222,11 @@ def _forge(place, kind, change):
         ("commit", lambda body: body.update(release=1), "does not fit"),
         ("store", lambda body: body.pop("digest"), "does not fit"),
         ("lose", lambda body: body.update(release=7), "makes release 7 lost; it was stored"),
-        ("ledger", lambda body: body.update(format=3), "format 3 is not 2"),
+        (
+            "ledger",
+            lambda body: body.update(format=schema.FORMAT + 1),
+            f"format {schema.FORMAT + 1} is not {schema.FORMAT}",
+        ),
     ],
 )
 def test_entries_that_break_the_rules_are_found_although_their_digests_are_right(place, full, kind, change, sentence):

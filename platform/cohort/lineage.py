@@ -1,0 +1,40 @@
+"""Which entries of its ledger a driver must name so that clients' journals can tell it from a copy that was restored.
+
+A journal keeps the last entry it has seen (its anchor) and goes on only with a ledger that still has this entry. The
+driver remembers the number of the entry it showed each host last, and names the digests that *the ledger it uses now*
+has under these numbers: they are looked up for every request and never remembered. A journal that another run has moved
+on meanwhile refuses with its anchor's number; the next request names that one too. So a usual round costs no call more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from dpray.platform.cohort.host import Refusal, Request
+from dpray.platform.privacy.ledger import Attempt, Standing
+
+
+@dataclass
+class Shown:
+    """Number of the last entry each host's journal is known to have seen."""
+
+    last: dict[int, int] = field(default_factory=dict)
+
+    def ask(self, attempt: Attempt) -> Standing:
+        """Where release and ledger stand now, with all entries that the journals may ask for."""
+        return attempt.run.standing(attempt, set(self.last.values()))
+
+    def note(self, answers: Mapping[int, Any], sequence: int) -> None:
+        """Take answers of hosts that were shown the entry `sequence` as the ledger's end."""
+        for host, answer in answers.items():
+            if not isinstance(answer, Refusal):
+                self.last[host] = sequence
+            elif answer.seen is not None:
+                self.last[host] = answer.seen
+
+
+def shown_as(request: Request, standing: Standing) -> Request:
+    """The request under the ledger as it stands."""
+    return replace(request, head=standing.head, ledger=standing.ledger, lineage=standing.lineage)

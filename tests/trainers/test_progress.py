@@ -1,0 +1,47 @@
+"""What a run is shown to have spent: never less than it was charged."""
+
+import math
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpray.platform.privacy import gdp
+from dpray.platform.privacy.budget import Budget, to_mu
+from dpray.platform.privacy.ledger import Ledger
+from dpray.platform.privacy.mechanisms import Unit
+from dpray.trainers.progress import Spent
+
+BUDGET = Budget(8.0, 1e-5)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    with Ledger(f"sqlite:///{tmp_path_factory.mktemp('ledger')}/ledger.db") as ledger:
+        people = ledger.population("people")
+        people.account(Unit.RECORD, BUDGET)
+        yield people.run("run")
+
+
+@settings(max_examples=60, deadline=None)
+@given(spends=st.lists(st.integers(1, 2**61), min_size=1, max_size=5))
+def test_a_spend_is_rounded_up(run, spends):
+    spent = Spent(run, "training", Unit.RECORD, tuple(spends))
+    for t in range(1, len(spends) + 1):
+        row, exact = spent.row(t), Fraction(sum(spends[:t]), 2**60)
+        assert Fraction(row["privacy/mu_run"]) ** 2 >= exact
+        assert Fraction(math.nextafter(row["privacy/mu_run"], 0.0)) ** 2 < exact  # by no more than it must
+        assert row["privacy/epsilon_run"] >= gdp.epsilon(to_mu(sum(spends[:t])), BUDGET.delta)
+
+
+def test_rounded_down_it_would_be_too_little(run):
+    """Negative control: the μ that noise is made for is below the spend, for nearly all spends."""
+    below = [quanta for quanta in range(10**9, 10**9 + 50) if Fraction(to_mu(quanta)) ** 2 < Fraction(quanta, 2**60)]
+    assert len(below) > 40
+
+
+def test_nothing_and_everything(run):
+    spent = Spent(run, "training", Unit.RECORD, (5, None))
+    assert spent.row(0)["privacy/mu_run"] == spent.row(0)["privacy/epsilon_run"] == 0
+    assert spent.row(2)["privacy/mu_run"] == math.inf
