@@ -67,6 +67,9 @@ def show(
                 named = f"population {population!r}" if population else "population"
                 raise _refusal(f"There is no {named} in {book.url}. Open one with `dpray ledger create`.")
             for each in people:
+                if each.declaration is not None:
+                    bound = report.settings(each.declaration)
+                    console.print(f"Population {each.name} is bound to {bound}\n", markup=False)
                 for account in each.accounts():
                     console.print(report.statement(account.statement(run).as_dict()))
                     console.print()

@@ -160,3 +160,22 @@ class ClientTask(ABC):
         own: the same one for every candidate of a run, and again after a crash.
         """
         raise NotImplementedError(f"{type(self).__name__} has no `fit_and_score`, which a search asks for.")
+
+
+def site_stack(load: Callable[[], Records], records: int) -> Stack:
+    """The one shard of a site, checked against the declared number of records."""
+    shard = load()
+    if not isinstance(shard, Records) or len(shard) != records:
+        raise CohortError("not as declared")
+    return Stack.of([shard])
+
+
+def refuse_larger(counts: Iterable[int], most: int | None, population: str) -> None:
+    """Refuse clients that hold more records than the population declares: coarser accounts are charged by its m."""
+    largest = max(counts)
+    if most is not None and largest > most:
+        raise CohortError(
+            f"Population {population!r} declares at most {most} records a client, and a client holds {largest}: the "
+            f"{most}² by which accounts of unit client are charged for records would be too little. Use a population "
+            f"that declares records_per_client={largest} or more, or give its clients fewer records."
+        )

@@ -31,11 +31,17 @@ from urllib.parse import quote
 import ray
 
 from dpray.platform.cohort.actors import PoolShard, SiteShard, start_host
-from dpray.platform.cohort.client import ClientTask, Records, Site, Stack
+from dpray.platform.cohort.client import ClientTask, Records, Site, Stack, refuse_larger
 from dpray.platform.cohort.dispatch import Dispatch
 from dpray.platform.cohort.errors import CohortError
-from dpray.platform.cohort.host import HostSpec, Ready, Refusal, Request, marker_path, noisers, refuse_larger
-from dpray.platform.cohort.layout import balanced, checked_clients, checked_resources, checked_search, whole
+from dpray.platform.cohort.host import HostSpec, Ready, Refusal, Request, marker_path, noisers
+from dpray.platform.cohort.layout import (
+    balanced,
+    checked_clients,
+    checked_resources,
+    checked_search,
+    whole,
+)
 from dpray.platform.cohort.lineage import Shown
 from dpray.platform.cohort.queries import Query, Terms
 from dpray.platform.cohort.secure_sum import SecureSum, Trusted

@@ -20,7 +20,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from dpray.platform.cohort.client import ClientTask, FloatArray, IntArray, Records, Stack
+from dpray.platform.cohort.client import ClientTask, FloatArray, IntArray, Stack, refuse_larger
 from dpray.platform.cohort.confine import Confinement, Marker
 from dpray.platform.cohort.errors import CohortError
 from dpray.platform.cohort.journal import SiteJournal
@@ -360,17 +360,6 @@ def noisers(regime: Regime, n_min: int) -> int:
     return n_min if regime is Regime.DISTRIBUTED else 1
 
 
-def refuse_larger(counts: Iterable[int], most: int | None, population: str) -> None:
-    """Refuse clients that hold more records than the population declares: coarser accounts are charged by its m."""
-    largest = max(counts)
-    if most is not None and largest > most:
-        raise CohortError(
-            f"Population {population!r} declares at most {most} records a client, and a client holds {largest}: the "
-            f"{most}² by which accounts of unit client are charged for records would be too little. Use a population "
-            f"that declares records_per_client={largest} or more, or give its clients fewer records."
-        )
-
-
 def _loaded(spec: HostSpec) -> Stack:
     """The records, or a sentence that tells nothing of them."""
     try:
@@ -402,11 +391,3 @@ def _blocks(members: Sequence[str], dimension: int) -> Iterator[Sequence[str]]:
     size = max(1, _BLOCK // dimension)
     for start in range(0, len(members), size):
         yield members[start : start + size]
-
-
-def site_stack(load: Callable[[], Records], records: int) -> Stack:
-    """The one shard of a site, checked against the declared number of records."""
-    shard = load()
-    if not isinstance(shard, Records) or len(shard) != records:
-        raise CohortError("not as declared")
-    return Stack.of([shard])

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dpray.platform.tracking.address import LOCKED, check_uri, probe, quiet_environment, sqlite_path
+from dpray.platform.tracking.new_store import ensure_store
 from dpray.platform.tracking.spend import expanded
 from dpray.platform.tracking.spool import Entry
 
@@ -105,6 +106,9 @@ class Delivery:
         knock(self._uri)
         if self._experiment is not None:
             return
+        path = sqlite_path(self._uri)
+        if path is not None:
+            _guarded(lambda: ensure_store(path))
         try:
             self._client = self._client or _guarded(lambda: _client(self._uri))
             self._experiment = _guarded(self._find_experiment)

@@ -50,14 +50,12 @@ def _make(path: Path) -> None:
 def _fill(partial: Path) -> None:
     """The tables, and the first experiment, as MLflow makes them."""
     quiet_environment()
-    from mlflow import MlflowClient
+    from mlflow.store.tracking import DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
-    uri = f"sqlite:///{partial}"
-    MlflowClient(tracking_uri=uri).search_experiments(max_results=1)
-    # MLflow keeps connections by address for as long as the process lives; these are of a name that is about to go.
-    engine = SqlAlchemyStore._get_or_create_engine(uri)
-    engine.dispose()
+    # Not through a client: MLflow keeps a client's store by its address, and would take a later one for made.
+    store = SqlAlchemyStore(f"sqlite:///{partial}", DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH)
+    store.engine.dispose()
 
 
 def _name(partial: Path, path: Path) -> None:

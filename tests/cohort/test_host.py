@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dpray.platform.cohort.client import Stack
+from dpray.platform.cohort.client import Stack, site_stack
 from dpray.platform.cohort.errors import CohortError
-from dpray.platform.cohort.host import Host, HostSpec, site_stack
+from dpray.platform.cohort.host import Host, HostSpec
 from dpray.platform.cohort.queries import Votes
 from dpray.platform.cohort.ticket import JournalRefused
 from dpray.platform.privacy.budget import Budget, floor_quanta

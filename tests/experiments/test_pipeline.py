@@ -129,6 +129,17 @@ def test_another_recipe_under_the_same_name_is_refused(whole):
     assert "begun with another recipe (it differs in cohort)" in other.stderr
 
 
+def test_its_population_is_bound_to_its_public_part_and_its_clients(whole):
+    shown = whole.run("ledger", "show").stdout
+    assert "bound to data.dataset = digits, data.evaluation.fraction = 0.3" in " ".join(shown.split())
+    data = {"dataset": "digits", "evaluation": {"public": True, "fraction": 0.3, "seed": 1}}
+    for command in ("plan", "run"):
+        other = whole.run(command, whole.recipe(data=data, name="other"))
+        assert other.code == 2
+        assert "data.evaluation.seed was 0 and is 1" in other.stderr
+    assert not whole.path("other").exists()
+
+
 def test_a_second_run_finds_the_budget_spent(whole):
     second = whole.run("run", whole.recipe(), "--name", "second")
     assert second.code == 2
@@ -239,7 +250,6 @@ def killed_in_search(make_workspace, tmp_path):
     """A run killed after its first and before its last trial, and which candidates were evaluated by then."""
     for attempt in range(TRIES):
         workspace = make_workspace(tmp_path / f"w{attempt}")
-        make_store(workspace)
         saved = workspace.path() / "search" / "searcher.json"
         process = workspace.begin("run", workspace.recipe())
         await_(process, saved.exists)
@@ -260,13 +270,6 @@ def await_(process, condition, seconds=240):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.005)
-
-
-def make_store(workspace):
-    """An empty store: MLflow makes its tables in steps, and what a kill leaves of a new one it cannot open itself."""
-    from mlflow import MlflowClient
-
-    MlflowClient(f"sqlite:///{workspace.folder / 'mlflow.db'}").search_experiments()
 
 
 def mlflow_runs(workspace, store="mlflow.db"):

@@ -25,7 +25,7 @@ def base() -> dict:
     }
 
 
-REMOVE = object()
+REMOVE = "(removed)"  # a word, so that tests have the same names in every process
 
 
 def changed(path: str, value: object) -> dict:
