@@ -131,7 +131,8 @@ def test_another_recipe_under_the_same_name_is_refused(whole):
 
 def test_its_population_is_bound_to_its_public_part_and_its_clients(whole):
     shown = whole.run("ledger", "show").stdout
-    assert "bound to data.dataset = digits, data.evaluation.fraction = 0.3" in " ".join(shown.split())
+    for fact in ("people is bound to cohort.clients = 8", "data.dataset = digits", "data.evaluation.fraction = 0.3"):
+        assert fact in " ".join(shown.split())
     data = {"dataset": "digits", "evaluation": {"public": True, "fraction": 0.3, "seed": 1}}
     for command in ("plan", "run"):
         other = whole.run(command, whole.recipe(data=data, name="other"))

@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy
 
 from dpray.platform.privacy.budget import Budget
-from dpray.platform.privacy.ledger import Ledger, LedgerError, LedgerTampered, storage
+from dpray.platform.privacy.ledger import Ledger, LedgerError, LedgerTampered, schema, storage
 from dpray.platform.privacy.ledger.storage import Storage
 
 
@@ -252,8 +252,9 @@ def test_switching_the_log_while_others_do_is_waited_for(tmp_path, monkeypatch):
 
 
 def test_a_ledger_of_another_format_is_left_to_the_version_that_wrote_it(place, ledger):
-    place.sql("UPDATE entries SET body = '{\"format\":3}' WHERE sequence = 1")
-    with pytest.raises(LedgerError, match="of format 3, and this version of dpray reads 2"):
+    later = schema.FORMAT + 1
+    place.sql(f"UPDATE entries SET body = '{{\"format\":{later}}}' WHERE sequence = 1")
+    with pytest.raises(LedgerError, match=f"of format {later}, and this version of dpray reads {schema.FORMAT}"):
         place.open()
     place.sql("UPDATE entries SET body = 'x' WHERE sequence = 1")
     assert any("Entry 1" in problem for problem in place.open().verify())
