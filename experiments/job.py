@@ -85,8 +85,8 @@ class Job:
             search.restore(str(saved))
 
         def done(trial: Any) -> None:
+            on_trial(trial)  # first: a trial that is saved as done is not run, and so not shown, again
             search.save(str(saved))
-            on_trial(trial)
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the forecast has warned already
