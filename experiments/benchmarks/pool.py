@@ -86,6 +86,11 @@ class TimedRun(Run):
         store = super().store
         return self._timed(lambda: store(attempt, value))
 
+    def standing(self, attempt: Attempt, passed: Iterable[int] = ()) -> Standing:
+        """As `Run.standing`."""
+        standing = super().standing
+        return self._timed(lambda: standing(attempt, passed))
+
     def _timed(self, call: Callable[[], T]) -> T:
         began = time.perf_counter()
         try:
