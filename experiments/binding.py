@@ -1,17 +1,25 @@
-"""What a population's name is bound to at its first use: data, public part, number of clients, how records are dealt.
+"""What a cohort's population is bound to at its first use: data, public part, number of clients, how records are dealt.
 
 Every fact is public: it is written in the recipe, or is a count, which is public by declaration. The ledger keeps them
 (`Ledger.population(declaration=…)`) and refuses another recipe that would make protected records public, or put other
 people behind a client's name.
+
+`data.folder` is not bound. It is a place on one machine: the same file is found elsewhere, and another file may come to
+lie there. Nor can the records themselves be bound: a digest of them, kept with the public facts, would tell whoever
+guesses a record whether the guess is right. So two files of one data set and size under one name are charged as one
+population: for other people that is too much, never too little. Whoever reorders or edits the file of a population,
+however, may move its people between the protected and the public part: keep the file as it was at the first use.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dpray.experiments.plan import Scale
 from dpray.experiments.spec import Recipe
 from dpray.platform.privacy.ledger import LARGEST_CLIENT
+
+if TYPE_CHECKING:
+    from dpray.experiments.plan import Scale
 
 
 def declaration(recipe: Recipe, scale: Scale) -> dict[str, Any]:

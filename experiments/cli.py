@@ -4,7 +4,7 @@
 |---|---|
 | 0 | done |
 | 2 | refused: nothing was spent, nothing was written |
-| 3 | stopped on the way: what was charged stands, `dpray resume RUN` goes on |
+| 3 | stopped on the way: what was charged stands, `dpray resume RUN` goes on (not after a lost vote, which says so) |
 | 130 | interrupted, as 3 |
 
 A refusal is one sentence or a few on stderr, never a traceback. Everything slow is imported when a command needs it.
@@ -37,7 +37,9 @@ app = typer.Typer(
 )
 app.add_typer(ledger_app, name="ledger")
 
-RecipeArgument = Annotated[str, typer.Argument(help="A recipe file, or the name of a shipped one (digits_quickstart).")]
+RecipeArgument = Annotated[
+    str, typer.Argument(help="A recipe file, or the name of a shipped one (digits_quickstart, group_lasso).")
+]
 RunArgument = Annotated[str, typer.Argument(help="Name of a run begun in this workspace.")]
 Workspace = Annotated[
     Path, typer.Option(help="Folder of the runs, and of ledger and MLflow store where their paths are relative.")
@@ -81,7 +83,7 @@ def run(
     workspace: Workspace = Path(),
     address: Address = None,
 ) -> None:
-    """Search and train. The same name again goes on where it stopped, or shows what came out."""
+    """Carry a recipe out. The same name again goes on where it stopped, or shows what came out."""
     with refusing() as began:
         from dpray.experiments import pipeline
         from dpray.experiments.runs import find_recipe
@@ -105,10 +107,10 @@ def resume(run: RunArgument, workspace: Workspace = Path(), address: Address = N
 def report(run: RunArgument, workspace: Workspace = Path()) -> None:
     """Print the result and the statement of a finished run again."""
     with refusing():
-        from dpray.experiments import report as drawing
+        from dpray.experiments import kinds
         from dpray.experiments.runs import RunDirectory
 
-        _console().print(drawing.outcome(RunDirectory(workspace, run).finished()))
+        _console().print(kinds.drawn(RunDirectory(workspace, run).finished()))
 
 
 @app.command()
@@ -156,7 +158,7 @@ def refusing() -> Iterator[Progress]:
         if progress.run is None:
             say(str(error))
             raise typer.Exit(REFUSED) from None
-        say(f"The run stopped: {error}" + _advice(progress))
+        say(f"The run stopped: {error}" + ("" if _is_one_of(error, _FINAL) else _advice(progress)))
         raise typer.Exit(STOPPED) from None
 
 
@@ -174,16 +176,18 @@ def _advice(progress: Progress) -> str:
 
 def _is_refusal(error: Exception) -> bool:
     """Whether the error's own sentence is what the user should read: asked of the modules that are loaded already."""
-    from dpray.experiments.reading import RecipeError
+    return _is_one_of(error, _REFUSALS)
 
-    known: list[type[BaseException]] = [RecipeError]
-    for module, name in _REFUSALS:
-        if module in sys.modules:
-            known.append(getattr(sys.modules[module], name))
+
+def _is_one_of(error: Exception, named: tuple[tuple[str, str], ...]) -> bool:
+    known = [getattr(sys.modules[module], name) for module, name in named if module in sys.modules]
     return isinstance(error, tuple(known))
 
 
+_FINAL = (("dpray.platform.privacy.ledger.errors", "ReleaseLost"),)
+"""After these a run does not go on."""
 _REFUSALS = (
+    ("dpray.experiments.reading", "RecipeError"),
     ("dpray.platform.privacy.ledger.errors", "LedgerError"),
     ("dpray.platform.cohort.errors", "CohortError"),
     ("dpray.platform.datasets", "DatasetError"),

@@ -21,6 +21,9 @@ Url = Annotated[str, typer.Option("--ledger", help="sqlite:///PATH or postgresql
 Unit = Annotated[str, typer.Option(help="What the account protects: record, user or client.")]
 Epsilon = Annotated[str, typer.Option(help="Lifetime ε; inf only together with --non-private.")]
 Delta = Annotated[str, typer.Option(help="Lifetime δ, well below 1/records.")]
+Kind = Annotated[
+    str, typer.Option(help="gdp: exact μ², what recipes need; pld: composed events, for releases on Poisson samples.")
+]
 NonPrivate = Annotated[bool, typer.Option("--non-private", help="Admit releases without noise. Protects nobody.")]
 _DEFAULT = "sqlite:///dpray-ledger.db"
 
@@ -34,18 +37,20 @@ def create(
     records_per_client: Annotated[int | None, typer.Option(help="Declared public maximum.")] = None,
     records_per_user: Annotated[int | None, typer.Option(help="Declared public maximum.")] = None,
     non_private: NonPrivate = False,
+    kind: Kind = "gdp",
     ledger: Url = _DEFAULT,
 ) -> None:
     """Open an account for a population with its lifetime budget."""
     with _refusing():
         budget = _budget(epsilon, delta, non_private)
         checked = _unit(unit)
+        _check_kind(kind, budget)
         with _open(ledger, create=True) as book:
             people = book.population(
                 population, records_per_client=records_per_client, records_per_user=records_per_user
             )
-            account = people.account(checked, budget)
-            typer.echo(f"Population {population}, unit {account.unit}: {account.budget}, in {book.url}.")
+            account = people.account(checked, budget, kind=kind)
+            typer.echo(f"Population {population}, unit {account.unit}: {account.budget}, kind {kind}, in {book.url}.")
 
 
 @ledger_app.command()
@@ -148,6 +153,17 @@ def _unit(unit: str) -> str:
     if unit not in ("record", "user", "client"):
         raise _refusal(f"--unit must be record, user or client, and {unit!r} was given.")
     return unit
+
+
+def _check_kind(kind: str, budget: Budget) -> None:
+    """Before a ledger is made: opening an account checks it again."""
+    from dpray.platform.privacy.ledger import LedgerError
+    from dpray.platform.privacy.ledger.composing import check_kind
+
+    try:
+        check_kind(kind, budget)
+    except LedgerError as error:
+        raise _refusal(f"--kind: {error}") from None
 
 
 def _head(text: str) -> Head:

@@ -16,10 +16,7 @@ _QUIET = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
 }
-_ALONE = {
-    "RAY_AUTH_MODE": "disabled",
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # without it, Ray's processes listen on all addresses of this machine
-}
+_ALONE = {"RAY_AUTH_MODE": "disabled"}
 _STORE_BYTES = 512 * 1024**2
 
 
@@ -61,6 +58,8 @@ def ray_running(address: str | None, actors: int | str) -> Iterator[None]:
     """
     import ray
 
+    from dpray.platform import local_ray
+
     if ray.is_initialized():
         yield
         return
@@ -68,15 +67,11 @@ def ray_running(address: str | None, actors: int | str) -> Iterator[None]:
         warnings.simplefilter("ignore")
         if address is None:
             cpus = os.cpu_count() or 1
-            ray.init(
-                address="local",
+            local_ray.start_alone(
                 num_cpus=max(cpus, actors) if isinstance(actors, int) else cpus,
                 num_gpus=0,
-                include_dashboard=False,
                 object_store_memory=_STORE_BYTES,
-                log_to_driver=False,
                 logging_level=logging.ERROR,
-                _node_ip_address="127.0.0.1",
             )
         else:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)

@@ -1,28 +1,26 @@
-"""The steps of a run once it may spend: the vote, then the training, then what is left to say."""
+"""The steps of a cohort's run once it may spend: the vote, then the training, then what is left to say."""
 
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dpray.experiments import report
-from dpray.experiments.figures import number
-from dpray.experiments.live import Live, Phase
+from dpray.experiments.kinds import Begun
+from dpray.experiments.live import Phase
 from dpray.experiments.material import Material
 from dpray.experiments.outcome import Outcome
-from dpray.experiments.plan import SEARCH, TRAINING, Forecast
-from dpray.experiments.runs import RunDirectory
-from dpray.experiments.showing import Showing, plot
+from dpray.experiments.parts import SEARCH, TRAINING
+from dpray.experiments.plan import Forecast
+from dpray.experiments.showing import plot
 from dpray.experiments.spec import Recipe
-from dpray.platform.privacy.budget import remaining_epsilon
+from dpray.platform.privacy.ledger import ReleaseLost
 from dpray.platform.privacy.mechanisms import Regime, Unit
 
 if TYPE_CHECKING:
     from dpray.platform.cohort import Cohort
-    from dpray.platform.privacy.ledger import Account, Ledger, Run
     from dpray.searchers.hype import DPHypeSearch
     from dpray.trainers.base import FederatedTrainer
     from dpray.trainers.settings import Settings
@@ -33,18 +31,17 @@ class Job:
     """A run under way: what it needs, and its three steps."""
 
     recipe: Recipe
-    files: RunDirectory
     material: Material
     expected: Forecast
     cohort: Cohort
-    account: Account
-    run: Run
-    ledger: Ledger
-    showing: Showing
-    live: Live
+    begun: Begun
 
     def search(self) -> DPHypeSearch | None:
-        """Let the clients vote."""
+        """Let the clients vote.
+
+        Raises:
+            ReleaseLost: the vote is lost, now or earlier. The run is closed: it cannot be finished any more.
+        """
         given = self.recipe.search
         if given is None or self.expected.search is None:
             return None
@@ -52,7 +49,7 @@ class Job:
 
         search = DPHypeSearch(
             self.cohort,
-            self.run,
+            self.begun.run,
             quanta=self.expected.search.quanta,
             votes=given.votes,
             candidates=given.candidates,
@@ -63,22 +60,32 @@ class Job:
             reserve=False,
             max_concurrent=given.max_concurrent,
         )
-        with self.showing.root.child("search") as view, self.live.phase("search", search.evaluations) as phase:
-            self._vote(search, functools.partial(self._trial_done, search, view, phase))
-            self.showing.votes(view, search, self.expected)
-            self.showing.spend(view, self.account, self.run, 0)
-            phase(search.evaluations, self._spent())
-        self.showing.root.anchor(self.ledger.head())
-        self.live.say(f"Winner: {report.settings(search.best_config)}")
+        try:
+            self._hold(search)
+        except ReleaseLost as lost:
+            run = self.begun.run
+            run.close()
+            raise ReleaseLost(
+                f"{lost} The run {run.name} is over, and what its training had set aside is free again. To vote "
+                "again, give the recipe to `dpray run` with another `--name`: that is charged anew."
+            ) from None
+        self.begun.showing.root.anchor(self.begun.ledger.head())
+        self.begun.live.say(f"Winner: {report.settings(search.best_config)}")
         return search
+
+    def _hold(self, search: DPHypeSearch) -> None:
+        begun = self.begun
+        with begun.showing.root.child("search") as view, begun.live.phase("search", search.evaluations) as phase:
+            self._vote(search, functools.partial(self._trial_done, search, view, phase))
+            begun.showing.votes(view, search, self.expected)
+            begun.showing.spend(view, begun.account, begun.run, 0)
+            phase(search.evaluations, begun.spent())
 
     def _vote(self, search: DPHypeSearch, on_trial: Callable[[Any], None]) -> None:
         """Run the search in Tune, on from its saved state if there is one."""
-        from ray import tune
+        from dpray.experiments.trials import tuned
 
-        from dpray.experiments.trials import Trials
-
-        folder = self.files.path / "search"
+        folder = self.begun.files.path / "search"
         folder.mkdir(exist_ok=True)
         saved = folder / "searcher.json"
         if saved.is_file():
@@ -88,48 +95,36 @@ class Job:
             on_trial(trial)  # first: a trial that is saved as done is not run, and so not shown, again
             search.save(str(saved))
 
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the forecast has warned already
-            tune.Tuner(
-                search.trainable(),
-                param_space={},
-                tune_config=search.tune_config(),
-                run_config=tune.RunConfig(
-                    name=f"search-{self.run.epoch}",
-                    storage_path=str((self.files.path / "tune").absolute()),
-                    callbacks=[Trials(done)],
-                    verbose=0,
-                ),
-            ).fit()
+        tuned(search, self.begun.files.path, self.begun.run.epoch, done)
         search.save(str(saved))
 
     def _trial_done(self, search: DPHypeSearch, view: Any, phase: Phase, trial: Any) -> None:
         candidate, answered = trial.last_result["candidate"], trial.last_result["clients_answered"]
-        self.showing.trial(view, candidate, search.candidates[candidate], answered)
+        self.begun.showing.trial(view, candidate, search.candidates[candidate], answered)
         phase(search.progress["evaluated"], f"candidate {candidate} on {answered} clients")
 
     def train(self, search: DPHypeSearch | None) -> Outcome:
         """Train with the winner, or with the settings given."""
         winner = {} if search is None else search.best_config
         trainer, settings = self._trainer(winner)
-        with self.showing.root.child("training") as view, self.live.phase("training", settings.rounds) as phase:
+        begun = self.begun
+        with begun.showing.root.child("training") as view, begun.live.phase("training", settings.rounds) as phase:
             trainer.tracker = view
             trainer.on_round = lambda row: phase(
-                row["training_iteration"], f"accuracy {row['accuracy']:.3f}  {self._spent()}"
+                row["training_iteration"], f"accuracy {row['accuracy']:.3f}  {begun.spent()}"
             )
             result = trainer.fit()
             rounds = result.metrics_dataframe.to_dict("records")
-            view.artifact(plot(rounds, self.material.chance, self.files.path / "rounds.png"), "rounds.png")
+            view.artifact(plot(rounds, self.material.chance, begun.files.path / "rounds.png"), "rounds.png")
         lost, stopped = result.metrics["rounds_lost"], result.metrics["stopped"]
         how = f"{settings.algorithm}, {stopped}" + (f", {lost} lost" if lost else "")
-        self.run.close()
         return self._outcome(search, winner, settings, how, float(result.metrics["accuracy"]))
 
     def _trainer(self, winner: dict[str, Any]) -> tuple[FederatedTrainer, Settings]:
         settings = self.material.settings(winner)
         trainer = self.material.trainer_type(
             self.cohort,
-            self.run,
+            self.begun.run,
             self.material.model,
             settings,
             quanta=self.expected.training.quanta,
@@ -137,7 +132,7 @@ class Job:
             unit=Unit(self.recipe.training.unit),
             label=TRAINING,
             reserve=False,
-            storage=self.files.path / "training",
+            storage=self.begun.files.path / "training",
             evaluation=self.material.evaluation,
         )
         return trainer, settings
@@ -145,13 +140,11 @@ class Job:
     def _outcome(
         self, search: DPHypeSearch | None, winner: dict[str, Any], settings: Settings, how: str, accuracy: float
     ) -> Outcome:
-        statement = self.account.statement(self.run.name)
-        self.showing.root.released({"accuracy": accuracy})
-        self.showing.spend(self.showing.root, self.account, self.run, 0)
-        self.showing.statement(statement, self.ledger)
+        self.begun.showing.root.released({"accuracy": accuracy})
+        statement = self.begun.settle()
         given, scale = self.recipe.search, self.material.scale
         return Outcome(
-            run=self.run.name,
+            run=self.begun.run.name,
             recipe=self.recipe.name,
             population=self.recipe.population.name,
             winner=winner,
@@ -168,11 +161,3 @@ class Job:
             statement=statement.as_dict(),
             stamps=list(statement.stamps),
         )
-
-    def _spent(self) -> str:
-        """ε of the account by now, and what is left of it."""
-        budget = self.account.budget
-        if budget.non_private or self.account.unbounded:
-            return "ε = ∞, NOT PRIVATE"
-        left = remaining_epsilon(budget, self.account.spent)
-        return f"ε {number(self.account.spent_epsilon)} spent, {number(left, up=False)} left"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Sequence
-from typing import Any, get_args
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -64,13 +65,12 @@ def _sentence(path: str, details: list[Any], owner: type[BaseModel], root: type[
     if kind == "extra_forbidden":
         return _unknown_key(path, str(detail["loc"][-1]), owner, root)
     if kind == "union_tag_not_found":
-        return f"`{path}.algorithm` is missing."
+        return f"`{path}.{_tag(detail)}` is missing."
     if kind == "missing":
         return f"`{path}` is missing."
     if kind == "union_tag_invalid":
-        return unknown(
-            f"{path}.algorithm: {detail['ctx']['tag']}", detail["ctx"]["tag"], _tags(detail), "a known algorithm"
-        )
+        what = {"algorithm": "a known algorithm", "name": "a registered name"}[_tag(detail)]
+        return unknown(f"{path}.{_tag(detail)}: {detail['ctx']['tag']}", detail["ctx"]["tag"], _tags(detail), what)
     if len(details) > 1:
         return f"`{path}` must be {' or '.join(dict.fromkeys(map(_wanted, details)))}, and {given} was given."
     return f"`{path}` must be {_wanted(detail)}, and {given} was given."
@@ -88,6 +88,11 @@ def _wanted(detail: Any) -> str:
     if kind in ("string_too_short", "string_too_long"):
         return "a name of 1 to 100 characters"
     return _WANTED.get(kind, str(detail["msg"]))
+
+
+def _tag(detail: Any) -> str:
+    """The key that chooses between the alternatives of a union."""
+    return str(detail["ctx"]["discriminator"]).strip("'")
 
 
 def _tags(detail: Any) -> list[str]:
@@ -110,17 +115,19 @@ def _locate(loc: tuple[Any, ...], root: type[BaseModel]) -> tuple[tuple[Any, ...
     """Path without the tags pydantic puts in for a union, and the model that owns its last key."""
     model, place = root, list[Any]()
     alternatives: tuple[type[BaseModel], ...] = ()
+    tag, one_of_several = "", False
     for index, part in enumerate(loc):
+        if one_of_several:  # this part says which of them was tried
+            one_of_several = False
+            continue
         if alternatives:  # this part is the tag that chose one of them
-            model = next(
-                option for option in alternatives if part in get_args(option.model_fields["algorithm"].annotation)
-            )
+            model = next(option for option in alternatives if part in get_args(option.model_fields[tag].annotation))
             alternatives = ()
             continue
         place.append(part)
-        inner = _sections(model, part)
+        inner, one_of_several = _sections(model, part), _plain_union(model, part)
         if len(inner) > 1:
-            alternatives = inner
+            alternatives, tag = inner, str(model.model_fields[part].discriminator)
         elif inner and index < len(loc) - 1:
             model = inner[0]
     return tuple(place), model
@@ -133,6 +140,14 @@ def _sections(model: type[BaseModel], key: Any) -> tuple[type[BaseModel], ...]:
         return ()
     options = get_args(field.annotation) or (field.annotation,)
     return tuple(option for option in options if isinstance(option, type) and issubclass(option, BaseModel))
+
+
+def _plain_union(model: type[BaseModel], key: Any) -> bool:
+    """Whether a field takes values of several kinds, none of them a section."""
+    field = model.model_fields.get(key) if isinstance(key, str) else None
+    if field is None or get_origin(field.annotation) not in (Union, UnionType):
+        return False
+    return not _sections(model, key) and sum(kind is not NoneType for kind in get_args(field.annotation)) > 1
 
 
 def _everywhere(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""What a run would spend, and how noisy it would be: computed from public facts alone, spending nothing.
+"""What a run of a cohort would spend, and how noisy it would be: computed from public facts, spending nothing.
 
 | symbol | meaning |
 |---|---|
@@ -18,16 +18,13 @@ from fractions import Fraction
 
 from scipy.special import ndtri
 
+from dpray.experiments.binding import declaration
+from dpray.experiments.parts import SEARCH, TRAINING, Foreseen, Part, budget_of
 from dpray.experiments.reading import RecipeError
 from dpray.experiments.spec import Recipe
-from dpray.platform.privacy import gdp
 from dpray.platform.privacy.budget import Budget, split, to_mu
 from dpray.platform.privacy.ledger import Plan, PlannedRelease
-from dpray.platform.privacy.ledger.charging import upper_mu
 from dpray.platform.privacy.mechanisms import ClippedSum, Mechanism, Regime, TopKVotes, Unit, vote_failure_bound
-
-SEARCH, TRAINING = "search", "training"
-"""Labels of the two parts in the ledger."""
 
 
 @dataclass(frozen=True)
@@ -42,85 +39,45 @@ class Scale:
 
 
 @dataclass(frozen=True)
-class Part:
-    """One part of a run: `steps` releases of one mechanism.
+class NoisedPart(Part):
+    """A part whose noise the clients of a cohort add.
 
     Attributes:
-        label, unit, steps: as in the ledger.
-        quanta: μ² of all steps in the release's own unit, in quanta; None without noise.
-        charged: what the account pays for them (m² times that where it is coarser).
-        budget: the account's quanta; None without one.
-        delta: at which ε is told.
         sigma: noise std of one release if exactly the counted-on clients answer; 0 without noise.
         answered_sigma: the same if all clients answer.
     """
 
-    label: str
-    unit: Unit
-    steps: int
-    quanta: int | None
-    charged: int | None
-    budget: int | None
-    delta: float
     sigma: float
     answered_sigma: float
 
-    @property
-    def share(self) -> float:
-        """Of the account's μ²; NaN where that is infinite."""
-        return math.nan if self.charged is None or self.budget is None else self.charged / self.budget
-
-    @property
-    def epsilon(self) -> float:
-        """ε of the part alone, as the account sees it, rounded up."""
-        return _epsilon(self.charged, self.delta)
-
-    @property
-    def epsilon_step(self) -> float:
-        """ε of one release alone, as the account sees it, rounded up."""
-        return _epsilon(None if self.charged is None else -(-self.charged // self.steps), self.delta)
-
 
 @dataclass(frozen=True)
-class Forecast:
-    """What a run would do.
+class Forecast(Foreseen):
+    """What a run of a cohort would do.
 
     Attributes:
         scale: what it was computed for.
-        budget: the account's.
         search: None without one.
         training: the rounds.
         sigma_over_clip: noise std on a round's sum if all clients answer, in units of C.
         noise_to_signal: s·√d / C of one round: length of the noise in the mean gradient over the longest it can be.
         lead: votes by which the best must lead for the winner to be right in 19 of 20 elections; None without a search.
         unanimous_failure: chance of a wrong winner although all clients agree, at most; None without a search.
-        warnings: what makes the run hopeless, in sentences.
+        budget, declaration, warnings: see `Foreseen`.
     """
 
     scale: Scale
-    budget: Budget
-    search: Part | None
-    training: Part
+    search: NoisedPart | None
+    training: NoisedPart
     sigma_over_clip: float
     noise_to_signal: float
     lead: float | None
     unanimous_failure: float | None
-    warnings: tuple[str, ...]
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[NoisedPart, ...]:
         """In the order in which they happen."""
         return (self.training,) if self.search is None else (self.search, self.training)
-
-    @property
-    def charged(self) -> int | None:
-        """Quanta the account pays in all."""
-        total = 0
-        for part in self.parts:
-            if part.charged is None:
-                return None
-            total += part.charged
-        return total
 
     def ledger_plan(self, search: str, training: str) -> Plan:
         """The plan to reserve; `search`, `training` are the mechanisms' names in the ledger."""
@@ -131,27 +88,13 @@ class Forecast:
         return Plan(tuple(lines))
 
 
-def budget_of(recipe: Recipe) -> Budget:
-    """The recipe's budget as the ledger takes it.
-
-    Raises:
-        RecipeError: too small to spend anything.
-    """
-    given = recipe.budget
-    epsilon = math.inf if given.non_private else float(given.epsilon or 0)
-    try:
-        return Budget(epsilon, given.delta, non_private=given.non_private)
-    except ValueError as error:
-        raise RecipeError(f"`budget`: {error}") from None
-
-
 def forecast(recipe: Recipe, scale: Scale) -> Forecast:
     """What the recipe would spend on a cohort of this scale, and how noisy its releases would be.
 
     Raises:
         RecipeError: the shares are too small to be split over their releases, or a mechanism refuses its noise.
     """
-    budget = budget_of(recipe)
+    budget = budget_of(recipe.budget)
     try:
         search_quanta, training_quanta = _shares(recipe, budget)
         clip = _clip(recipe)
@@ -173,7 +116,18 @@ def forecast(recipe: Recipe, scale: Scale) -> Forecast:
         lead = lead_needed(search.answered_sigma, rivals)
         unanimous = vote_failure_bound(scale.clients, search.answered_sigma, rivals)
     warnings = _warnings(recipe, scale, noise_to_signal, lead)
-    return Forecast(scale, budget, search, training, sigma_over_clip, noise_to_signal, lead, unanimous, warnings)
+    return Forecast(
+        budget=budget,
+        declaration=declaration(recipe, scale),
+        warnings=warnings,
+        scale=scale,
+        search=search,
+        training=training,
+        sigma_over_clip=sigma_over_clip,
+        noise_to_signal=noise_to_signal,
+        lead=lead,
+        unanimous_failure=unanimous,
+    )
 
 
 def _shares(recipe: Recipe, budget: Budget) -> tuple[int | None, int | None]:
@@ -194,13 +148,13 @@ class _Payer:
     budget: Budget
     scale: Scale
 
-    def part(self, label: str, mechanism: Mechanism, account: int | None, steps: int, regime: str) -> Part:
+    def part(self, label: str, mechanism: Mechanism, account: int | None, steps: int, regime: str) -> NoisedPart:
         """The part that spends `account` quanta of this account."""
         factor = self._factor(mechanism.unit)
         quanta = None if account is None else account // factor
         each = math.inf if quanta is None else to_mu(split(quanta, steps)[-1])
         noise = mechanism.noise(each, noisers=self.recipe.cohort.n_min if regime == Regime.DISTRIBUTED else 1)
-        return Part(
+        return NoisedPart(
             label=label,
             unit=mechanism.unit,
             steps=steps,
@@ -256,7 +210,3 @@ def _warnings(recipe: Recipe, scale: Scale, noise_to_signal: float, lead: float 
             "long as the gradient can be. Use fewer rounds, a larger share, more records, or fewer parameters."
         )
     return tuple(found)
-
-
-def _epsilon(quanta: int | None, delta: float) -> float:
-    return math.inf if quanta is None else gdp.epsilon(upper_mu(quanta), delta)

@@ -16,18 +16,25 @@ from rich.table import Table
 from rich.text import Text
 
 from dpray.experiments.figures import number, percent
+from dpray.experiments.kinds import AnyRecipe
 from dpray.experiments.outcome import Outcome
 from dpray.experiments.runs import RunDirectory
 from dpray.experiments.sections import Tracking
-from dpray.experiments.spec import Recipe
+from dpray.platform.privacy.figures import significant
 from dpray.platform.tracking.address import check_uri, shown
 
 NOT_PRIVATE = "NOT PRIVATE"
 _WIDTH = 100
+_NONE = "–"
+_WHY_NONE = {
+    "pld": "composed events have no μ and no share of μ², and what is left depends on what it is spent on.",
+    "gdp": "there is no limit to have a share of.",
+}
+"""Why a statement has no number in a place, by the account's kind."""
 
 
 def outcome(done: Outcome) -> RenderableType:
-    """The final report of a run."""
+    """The final report of a cohort's run."""
     facts = pairs(
         ("Winner", settings(done.winner) if done.winner else "(no search: settings as given)"),
         ("Accuracy", f"{done.accuracy:.3f} on {done.evaluation} records declared public; chance {done.chance:.3f}"),
@@ -38,7 +45,7 @@ def outcome(done: Outcome) -> RenderableType:
     return Group(stamps(done.stamps), facts, Text(), statement(done.statement))
 
 
-def where_to_look(recipe: Recipe, files: RunDirectory, uri: str | None, delivered: bool) -> RenderableType:
+def where_to_look(recipe: AnyRecipe, files: RunDirectory, uri: str | None, delivered: bool) -> RenderableType:
     """How to see more."""
     rows = [("Again", f"dpray report {files.name}"), ("Account", f"dpray ledger show {recipe.population.name}")]
     if uri is not None:
@@ -65,6 +72,10 @@ def statement(said: Mapping[str, Any]) -> RenderableType:
         ),
         _spends(said),
         Text("ε does not add up over rows, shares of μ² do; each ε stands alone at the account's δ.", "dim"),
+    ]
+    if _without_shares(said):
+        parts.append(Text(f"{_NONE}: {_WHY_NONE[said['kind']]}", "dim"))
+    parts += [
         pairs(("Trust", "; ".join(said["trust"]) or "nothing released yet")),
     ]
     if len(said["claims"]) > 1 or any(claim["releases_before"] for claim in said["claims"]):
@@ -104,9 +115,8 @@ def _spends(said: Mapping[str, Any]) -> Table:
     if said["reserved"]["quanta"]:
         drawn.add_row("set aside by plans", "", "", *_amount(said["reserved"]))
     drawn.add_row("left", "", "", *_amount(said["remaining"], up=False), style="bold")
-    drawn.add_row(
-        "budget", "", "", "" if said["non_private"] else "100.0 %", number(said["epsilon"]), number(said["mu"])
-    )
+    share = _NONE if _without_shares(said) else "100.0 %"
+    drawn.add_row("budget", "", "", share, number(said["epsilon"]), _or_none(said["mu"]))
     return drawn
 
 
@@ -121,7 +131,7 @@ def _claims(claims: Sequence[Mapping[str, Any]]) -> RenderableType:
     for index, claim in enumerate(claims, 1):
         epsilon = "∞ NOT PRIVATE" if claim["non_private"] else number(claim["epsilon"])
         drawn.add_row(
-            str(index), epsilon, f"{claim['delta']:g}", f"{claim['releases_before']} releases", claim["reason"]
+            str(index), epsilon, significant(claim["delta"], 6), f"{claim['releases_before']} releases", claim["reason"]
         )
     return Group(Text("Claims (a budget raised after releases were seen is a new claim)", "bold"), drawn)
 
@@ -147,13 +157,21 @@ def pairs(*rows: tuple[str, str] | None) -> Table:
 
 def _budget(said: Mapping[str, Any]) -> str:
     epsilon = "ε = ∞ (NOT PRIVATE)" if said["non_private"] else f"ε = {number(said['epsilon'])}"
-    return f"{epsilon} at δ = {float(said['delta']):g}"
+    return f"{epsilon} at δ = {significant(float(said['delta']), 6)}"
+
+
+def _without_shares(said: Mapping[str, Any]) -> bool:
+    return bool(said["non_private"]) or said["kind"] == "pld"
 
 
 def _amount(amount: Mapping[str, Any], *, up: bool = True) -> tuple[str, str, str]:
     share = float(amount["share"])
-    shown = "" if math.isnan(share) else percent(share, up=up)
-    return (shown, number(amount["epsilon"], up=up), number(amount["mu"], up=up))
+    shown = _NONE if math.isnan(share) else percent(share, up=up)
+    return (shown, _or_none(amount["epsilon"], up=up), _or_none(amount["mu"], up=up))
+
+
+def _or_none(value: Any, *, up: bool = True) -> str:
+    return _NONE if math.isnan(float(value)) else number(value, up=up)
 
 
 def settings(config: Mapping[str, Any]) -> str:

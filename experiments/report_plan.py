@@ -8,7 +8,9 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from dpray.experiments.figures import number, percent
-from dpray.experiments.plan import Forecast, Part, Scale, lead_needed
+from dpray.experiments.kinds import AnyRecipe
+from dpray.experiments.parts import Foreseen, Part
+from dpray.experiments.plan import Forecast, Scale, lead_needed
 from dpray.experiments.report import pairs, stamps, table
 from dpray.experiments.spec import Recipe
 from dpray.experiments.standing import Standing
@@ -21,11 +23,25 @@ _COHORTS = (0.5, 1, 2, 5, 10)
 def forecast(recipe: Recipe, expected: Forecast, scale: Scale, before: Standing) -> RenderableType:
     """The plan of a recipe on a cohort of this scale, with its account as it stands."""
     size = f"{scale.clients} clients, {scale.records} records, {scale.dimension} parameters"
+    return framed(recipe, expected, size, _noise(recipe, expected, scale), before)
+
+
+def framed(
+    recipe: AnyRecipe, expected: Foreseen, size: str, noise: list[tuple[str, str]], before: Standing
+) -> RenderableType:
+    """A plan of either kind: what it spends, what its releases are like, and its account before and after.
+
+    Args:
+        recipe, expected: what would be run.
+        size: public sizes, in words.
+        noise: lines about the releases, name and text.
+        before: the account as it stands.
+    """
     parts: list[RenderableType] = [
         stamps(stamped(recipe)) if stamped(recipe) else Text(),
         Text(f"Plan of {recipe.name}: {size}. Nothing was spent.", "bold"),
         _spends(expected),
-        pairs(*_noise(recipe, expected, scale)),
+        pairs(*noise),
         Text(),
         Text(
             f"Account of population {recipe.population.name}: unit {recipe.population.unit}, {expected.budget}", "bold"
@@ -36,13 +52,13 @@ def forecast(recipe: Recipe, expected: Forecast, scale: Scale, before: Standing)
     return Group(*parts)
 
 
-def stamped(recipe: Recipe) -> tuple[str, ...]:
+def stamped(recipe: AnyRecipe) -> tuple[str, ...]:
     """What must be shown on everything this recipe releases."""
     seeded = (SEEDED,) if recipe.noise.seed is not None else ()
     return (*seeded, "NOT PRIVATE (no noise)") if recipe.budget.non_private else seeded
 
 
-def _spends(expected: Forecast) -> RenderableType:
+def _spends(expected: Foreseen) -> RenderableType:
     drawn = table("", "releases", "unit", "share of μ²", "ε alone", "ε of one release")
     for part in expected.parts:
         drawn.add_row(
@@ -83,7 +99,7 @@ def _leads(recipe: Recipe, expected: Forecast, scale: Scale) -> list[str]:
     return found
 
 
-def _account(expected: Forecast, before: Standing) -> RenderableType:
+def _account(expected: Foreseen, before: Standing) -> RenderableType:
     drawn = table("", "spent", "set aside", "left", "ε left")
     charged = expected.charged
     if before.budget is None or charged is None:

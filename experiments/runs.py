@@ -3,7 +3,7 @@
 | file | what | who may see it |
 |---|---|---|
 | `recipe.yaml` | the recipe as it was checked, defaults spelled out | public |
-| `search/` | the searcher's saved state: candidates and bookkeeping, no score, no vote | public |
+| `search/` | the state of a vote's searcher: candidates and bookkeeping, no score, no vote | public |
 | `tune/` | Ray Tune's own files | public |
 | `training/` | round checkpoints: parameters and server state, made of releases | released |
 | `spool/` | metrics on their way to MLflow | public and released |
@@ -22,9 +22,9 @@ from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
 
-from dpray.experiments.outcome import Outcome
+from dpray.experiments import kinds
+from dpray.experiments.kinds import AnyOutcome, AnyRecipe
 from dpray.experiments.reading import RecipeError
-from dpray.experiments.spec import Recipe
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -57,7 +57,7 @@ class RunDirectory:
         """Whether this run was begun here."""
         return (self.path / "recipe.yaml").is_file()
 
-    def begin(self, recipe: Recipe) -> None:
+    def begin(self, recipe: AnyRecipe) -> None:
         """Write the recipe; a second time it must be the same.
 
         Raises:
@@ -69,9 +69,15 @@ class RunDirectory:
         self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_durably(self.path / "recipe.yaml", recipe.write())
 
-    def require_same(self, recipe: Recipe) -> None:
+    def require_same(self, recipe: AnyRecipe) -> None:
         """Refuse another recipe than the one this run was begun with."""
-        differing = [key for key in Recipe.model_fields if getattr(self.recipe(), key) != getattr(recipe, key)]
+        mine = self.recipe()
+        if type(mine) is not type(recipe):
+            raise RecipeError(
+                f"The run `{self.name}` was begun with a recipe of another kind; choose another `--name`, or `dpray "
+                f"resume {self.name}` to go on with its own."
+            )
+        differing = [key for key in type(mine).model_fields if getattr(mine, key) != getattr(recipe, key)]
         if differing:
             raise RecipeError(
                 f"The run `{self.name}` was begun with another recipe (it differs in {', '.join(differing)}); "
@@ -82,7 +88,7 @@ class RunDirectory:
         """Remove the files of a run that was refused before it began."""
         shutil.rmtree(self.path, ignore_errors=True)
 
-    def recipe(self) -> Recipe:
+    def recipe(self) -> AnyRecipe:
         """The recipe this run was begun with.
 
         Raises:
@@ -91,18 +97,20 @@ class RunDirectory:
         if not self.exists:
             raise RecipeError(f"There is no run `{self.name}` in {self.path.parent}.{self._known()}")
         place = self.path / "recipe.yaml"
-        return Recipe.read(place.read_text(encoding="utf-8"), str(place))
+        return kinds.read(place.read_text(encoding="utf-8"), str(place))
 
-    def save(self, outcome: Outcome) -> None:
+    def save(self, outcome: AnyOutcome) -> None:
         """Keep the result of a finished run."""
         write_durably(self.path / "outcome.json", json.dumps(asdict(outcome), indent=2, ensure_ascii=False))
 
-    def outcome(self) -> Outcome | None:
+    def outcome(self) -> AnyOutcome | None:
         """The result of a finished run; None while it is unfinished."""
         place = self.path / "outcome.json"
-        return Outcome(**json.loads(place.read_text(encoding="utf-8"))) if place.is_file() else None
+        if not place.is_file():
+            return None
+        return kinds.outcome_of(self.recipe(), json.loads(place.read_text(encoding="utf-8")))
 
-    def finished(self) -> Outcome:
+    def finished(self) -> AnyOutcome:
         """The result.
 
         Raises:
@@ -136,7 +144,7 @@ def shipped() -> dict[str, str]:
     return {file.name.removesuffix(".yaml"): file.read_text(encoding="utf-8") for file in files}
 
 
-def find_recipe(given: str) -> Recipe:
+def find_recipe(given: str) -> AnyRecipe:
     """A recipe by path, or by the name of a shipped one.
 
     Raises:
@@ -145,12 +153,12 @@ def find_recipe(given: str) -> Recipe:
     place = Path(given)
     if place.is_file():
         try:
-            return Recipe.read(place.read_text(encoding="utf-8"), str(place))
+            return kinds.read(place.read_text(encoding="utf-8"), str(place))
         except UnicodeDecodeError:
             raise RecipeError(f"{place} is not text in UTF-8; a recipe is a YAML file.") from None
     known = shipped()
     if given in known:
-        return Recipe.read(known[given], given)
+        return kinds.read(known[given], given)
     raise RecipeError(
         f"There is no recipe at {given!r}, and none of that name ships with dpray. Shipped: {', '.join(known)}."
     )

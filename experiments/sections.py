@@ -1,4 +1,4 @@
-"""The plain sections of a recipe: population, budget, shares, data, cohort, tracking, noise.
+"""The plain sections of a recipe: population, budget, shares, data, cohort, space, tracking, noise.
 
 Each is a frozen mapping that refuses unknown keys and converts nothing.
 """
@@ -6,12 +6,24 @@ Each is a frozen mapping that refuses unknown keys and converts nothing.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
-from dpray.experiments.reading import describe
+from dpray.experiments import domains, objections
+from dpray.experiments.domains import Domain, Setting
+from dpray.experiments.reading import RecipeError, describe, read_yaml, write_yaml
 from dpray.platform.privacy.noise import counted_noisers
 
 Unit = Literal["record", "client"]
@@ -28,11 +40,39 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
 
 
+class Document(Section):
+    """A whole recipe."""
+
+    @classmethod
+    def read(cls, text: str, name: str = "The recipe") -> Self:
+        """Parse and check a recipe's YAML text.
+
+        Raises:
+            RecipeError: with one sentence for each problem found.
+        """
+        try:
+            return cls.model_validate(read_yaml(text, name))
+        except ValidationError as error:
+            raise RecipeError(*objections.sentences(error, cls)) from None
+
+    def write(self) -> str:
+        """YAML that reads back as this recipe, every default spelled out."""
+        return write_yaml(_named_first(self.model_dump(mode="python")))
+
+
+def _named_first(value: Any) -> Any:
+    """The same sections, each with the key first that says what the rest is about; a space keeps its order."""
+    if not isinstance(value, dict):
+        return value
+    order = sorted(value, key=lambda key: key not in ("name", "algorithm"))
+    return {key: value[key] if key == "space" else _named_first(value[key]) for key in order}
+
+
 class Population(Section):
     """Whose data is protected: a name that lives on across experiments, and the unit its account protects."""
 
     name: Name
-    unit: Unit = "record"
+    unit: Literal["record", "user", "client"] = "record"
     records_per_client: Whole | None = None
 
 
@@ -177,6 +217,28 @@ class Cohort(Section):
     def n_min(self) -> int:
         """Clients whose noise is counted on."""
         return counted_noisers(self.quorum or self.clients, self.colluders)
+
+
+def _parse_space(given: Any) -> Any:
+    if not isinstance(given, Mapping):
+        return given
+    return {
+        key: value if isinstance(value, Domain) else domains.parse_setting(f"search.space.{key}", value)
+        for key, value in given.items()
+    }
+
+
+def _write_space(space: Mapping[str, Setting]) -> dict[str, Any]:
+    return {key: value.written() if isinstance(value, Domain) else value for key, value in space.items()}
+
+
+Space = Annotated[dict[str, Setting], BeforeValidator(_parse_space), PlainSerializer(_write_space)]
+"""A search space: a domain or a fixed value for each setting, as `domains` reads them."""
+
+
+def to_tune(space: Mapping[str, Setting]) -> dict[str, Any]:
+    """A space as Ray Tune's domains (imports Ray)."""
+    return {key: value.to_tune() if isinstance(value, Domain) else value for key, value in space.items()}
 
 
 class Tracking(Section):

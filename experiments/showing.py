@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from dpray.experiments import report
+from dpray.experiments.kinds import AnyRecipe
 from dpray.experiments.plan import Forecast
 from dpray.experiments.runs import RunDirectory
-from dpray.experiments.spec import Recipe
 from dpray.experiments.standing import in_workspace
 from dpray.platform.privacy.mechanisms import vote_failure_bound
 from dpray.platform.tracking import DECLARED, NullTracker, RunView, Tracker, Unreachable, check_uri, replay
@@ -27,7 +27,7 @@ _DIAGNOSTICS = {
 """What the trainers derive from released gradients."""
 
 
-def checked_uri(recipe: Recipe, workspace: Path, *, cluster: bool) -> str | None:
+def checked_uri(recipe: AnyRecipe, workspace: Path, *, cluster: bool) -> str | None:
     """Where MLflow's store is; None for a recipe that tracks nothing.
 
     Raises:
@@ -50,7 +50,7 @@ class Showing:
     """
 
     def __init__(
-        self, recipe: Recipe, files: RunDirectory, uri: str | None, *, resumed: bool, stamps: Sequence[str]
+        self, recipe: AnyRecipe, files: RunDirectory, uri: str | None, *, resumed: bool, stamps: Sequence[str]
     ) -> None:
         tags = {
             "unit": recipe.population.unit,

@@ -1,8 +1,9 @@
-"""The recipe: a typed, frozen statement of one experiment, refused as a whole if any part of it cannot be run.
+"""The recipe of a cohort: clients vote on settings, if it has a search, and train with the winner.
 
-A recipe names the population whose account pays, the budget and how μ² is shared between search and training, the data
-and which part of it is declared public, the cohort, the search, the training and where it is shown. Reading one touches
-nothing but the text: no ledger, no Ray, no file. Values are taken as written: "6" is text, `true` is not 1.
+A recipe is a typed, frozen statement of one experiment, refused as a whole if any part of it cannot be run. It names
+the population whose account pays, the budget and how μ² is shared between search and training, the data and which part
+of it is declared public, the cohort, the search, the training and where it is shown. Reading one touches nothing but
+the text: no ledger, no Ray, no file. Values are taken as written: "6" is text, `true` is not 1.
 
 | recipe | symbol | meaning |
 |---|---|---|
@@ -17,18 +18,17 @@ nothing but the text: no ledger, no Ray, no file. Values are taken as written: "
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, field_serializer, field_validator, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from dpray.experiments import domains, objections
 from dpray.experiments.domains import Domain, Setting
-from dpray.experiments.reading import RecipeError, read_yaml, write_yaml
 from dpray.experiments.sections import (
     Budget,
     Cohort,
     Data,
+    Document,
     Name,
     Noise,
     Population,
@@ -37,9 +37,11 @@ from dpray.experiments.sections import (
     Section,
     Seed,
     Shares,
+    Space,
     Tracking,
     Unit,
     Whole,
+    to_tune,
 )
 
 _LOCAL = "`{}` describes a client's own descent, which only `training.unit: client` has; delete it."
@@ -51,26 +53,12 @@ class Search(Section):
     algorithm: Literal["dp_hype"] = "dp_hype"
     votes: Whole
     candidates: Whole | None = None
-    space: dict[str, Setting]
+    space: Space
     score: Literal["accuracy", "loss"] = "accuracy"
     folds: Annotated[int, Field(ge=2)] = 5
     max_concurrent: Whole = 2
     regime: Regime = "distributed"
     seed: Seed = 0
-
-    @field_validator("space", mode="before")
-    @classmethod
-    def _parse_space(cls, given: Any) -> Any:
-        if not isinstance(given, Mapping):
-            return given
-        return {
-            key: value if isinstance(value, Domain) else domains.parse_setting(f"search.space.{key}", value)
-            for key, value in given.items()
-        }
-
-    @field_serializer("space")
-    def _write_space(self, space: dict[str, Setting]) -> dict[str, Any]:
-        return {key: value.written() if isinstance(value, Domain) else value for key, value in space.items()}
 
     @model_validator(mode="after")
     def _has_something_to_vote_on(self) -> Self:
@@ -141,7 +129,7 @@ class FedGD(Training):
     algorithm: Literal["dp_fedgd"]
 
 
-class Recipe(Section):
+class Recipe(Document):
     """One experiment, checked. Build it with `Recipe.read`."""
 
     name: Name
@@ -157,26 +145,18 @@ class Recipe(Section):
     ledger: str = "sqlite:///dpray-ledger.db"
     noise: Noise = Noise()
 
-    @classmethod
-    def read(cls, text: str, name: str = "The recipe") -> Self:
-        """Parse and check a recipe's YAML text.
-
-        Raises:
-            RecipeError: with one sentence for each problem found.
-        """
-        try:
-            return cls.model_validate(read_yaml(text, name))
-        except ValidationError as error:
-            raise RecipeError(*objections.sentences(error, cls)) from None
-
-    def write(self) -> str:
-        """YAML that reads back as this recipe, every default spelled out."""
-        return write_yaml(self.model_dump(mode="python"))
-
     def tune_space(self) -> dict[str, Any]:
         """The search space as Ray Tune's domains (imports Ray)."""
-        space = self.search.space if self.search is not None else {}
-        return {key: value.to_tune() if isinstance(value, Domain) else value for key, value in space.items()}
+        return to_tune(self.search.space if self.search is not None else {})
+
+    @model_validator(mode="after")
+    def _protects_records_or_clients(self) -> Self:
+        if self.population.unit == "user":
+            raise ValueError(
+                "`population.unit` is `user`, and a cohort's votes and rounds protect a `record` or a `client`; users "
+                "are protected by a search in the central model, a recipe with an `objective`."
+            )
+        return self
 
     @model_validator(mode="after")
     def _shares_fit_the_parts(self) -> Self:

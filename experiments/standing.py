@@ -7,23 +7,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpray.experiments.binding import declaration
 from dpray.experiments.figures import number, percent
-from dpray.experiments.plan import Forecast, budget_of
+from dpray.experiments.kinds import AnyRecipe
+from dpray.experiments.parts import Foreseen
 from dpray.experiments.reading import RecipeError
-from dpray.experiments.spec import Recipe
-from dpray.platform.privacy.budget import Budget, to_mu
-from dpray.platform.privacy.gdp import epsilon
+from dpray.platform.privacy.budget import Budget, to_mu, upper_mu
+from dpray.platform.privacy.gdp import epsilon, lower_epsilon
 from dpray.platform.privacy.ledger import (
     Account,
     BudgetConflict,
     BudgetExceeded,
     Head,
     Ledger,
+    LedgerError,
     LedgerTampered,
     Population,
 )
-from dpray.platform.privacy.ledger.charging import upper_mu
+from dpray.platform.privacy.ledger.composing import GDP
 from dpray.platform.privacy.mechanisms import Unit
 
 _SQLITE = "sqlite:///"
@@ -44,7 +44,7 @@ class Standing:
         return None if self.budget is None else self.budget - self.spent - self.reserved
 
 
-def ledger_url(recipe: Recipe, workspace: Path) -> str:
+def ledger_url(recipe: AnyRecipe, workspace: Path) -> str:
     """The recipe's ledger, a relative SQLite path taken from the workspace."""
     return in_workspace(recipe.ledger, workspace)
 
@@ -57,7 +57,9 @@ def in_workspace(url: str, workspace: Path) -> str:
     return _SQLITE + str((workspace / path).absolute())
 
 
-def look(recipe: Recipe, workspace: Path, forecast: Forecast, run: str | None = None, *, fits: bool = True) -> Standing:
+def look(
+    recipe: AnyRecipe, workspace: Path, forecast: Foreseen, run: str | None = None, *, fits: bool = True
+) -> Standing:
     """Where the recipe's account stands, after checking that the forecast fits every account of its population.
 
     Args:
@@ -71,14 +73,13 @@ def look(recipe: Recipe, workspace: Path, forecast: Forecast, run: str | None = 
     with existing(recipe, workspace) as population:
         if population is None:
             return new
-        population.check(
-            records_per_client=recipe.population.records_per_client, declaration=declaration(recipe, forecast.scale)
-        )
+        population.check(records_per_client=recipe.population.records_per_client, declaration=forecast.declaration)
+        _check_kind(population)
         planned = run is not None and run in population.runs()
         found = None
         for account in population.accounts():
             if account.unit is Unit(recipe.population.unit):
-                _check_budget(population, account, budget_of(recipe))
+                _check_budget(population, account, forecast.budget)
                 found = Standing(account.budget.quanta, account.spent, account.reserved)
             if fits and not planned:
                 _check_fits(recipe, population, account, forecast)
@@ -86,7 +87,7 @@ def look(recipe: Recipe, workspace: Path, forecast: Forecast, run: str | None = 
 
 
 @contextmanager
-def existing(recipe: Recipe, workspace: Path) -> Iterator[Population | None]:
+def existing(recipe: AnyRecipe, workspace: Path) -> Iterator[Population | None]:
     """The recipe's population in its ledger, verified; None where there is none yet.
 
     Raises:
@@ -110,7 +111,7 @@ def existing(recipe: Recipe, workspace: Path) -> Iterator[Population | None]:
         ledger.close()
 
 
-def check_anchors(recipe: Recipe, workspace: Path, anchors: Iterable[Head]) -> None:
+def check_anchors(recipe: AnyRecipe, workspace: Path, anchors: Iterable[Head]) -> None:
     """Refuse a ledger older than, or another than, the one the clients have seen.
 
     Raises:
@@ -135,6 +136,15 @@ def check_anchors(recipe: Recipe, workspace: Path, anchors: Iterable[Head]) -> N
             raise LedgerTampered(f"The ledger is not the one the clients have seen: {' '.join(problems[:_MOST_SHOWN])}")
 
 
+def _check_kind(population: Population) -> None:
+    if any(account.kind != GDP for account in population.accounts()):
+        raise LedgerError(
+            f"Population {population.name!r} is protected by accounts of kind 'pld', which compose events, and a "
+            "recipe plans, spends and shows exact μ² (kind 'gdp'): release on this population with the Python "
+            "interface (`Run.release`), or give the recipe a population of its own."
+        )
+
+
 def _check_budget(population: Population, account: Account, budget: Budget) -> None:
     if account.budget != budget:
         raise BudgetConflict(
@@ -144,7 +154,7 @@ def _check_budget(population: Population, account: Account, budget: Budget) -> N
         )
 
 
-def _check_fits(recipe: Recipe, population: Population, account: Account, forecast: Forecast) -> None:
+def _check_fits(recipe: AnyRecipe, population: Population, account: Account, forecast: Foreseen) -> None:
     """Refuse what reserving would refuse, with both numbers."""
     left = account.remaining
     if left is None:
@@ -169,12 +179,12 @@ def _check_fits(recipe: Recipe, population: Population, account: Account, foreca
             f"The plan asks for {_amount(asked, budget, account)}, and the {account.unit} account of population "
             f"{population.name!r} has {_amount(left, budget, account, up=False)} left of {account.budget} (spent "
             f"{_amount(account.spent, budget, account)}, set aside by other runs "
-            f"{_amount(account.reserved, budget, account)}). Nothing was spent. Ask for smaller `shares`, finish runs "
-            f"that hold a part, or raise the account with `dpray ledger amend {population.name}`, a new claim."
+            f"{_amount(account.reserved, budget, account)}). Nothing was spent. Let the recipe ask for less, finish "
+            f"runs that hold a part, or raise the account with `dpray ledger amend {population.name}`, a new claim."
         )
 
 
 def _amount(quanta: int, budget: int, account: Account, *, up: bool = True) -> str:
-    mu = 0.0 if quanta <= 0 else upper_mu(quanta) if up else to_mu(quanta)
-    alone = epsilon(mu, account.budget.delta) if mu else 0.0
+    delta = account.budget.delta
+    alone = 0.0 if quanta <= 0 else epsilon(upper_mu(quanta), delta) if up else lower_epsilon(to_mu(quanta), delta)
     return f"{percent(quanta / budget, up=up)} of μ² (ε = {number(alone, up=up)} alone)"

@@ -12,8 +12,9 @@ release and either proposes the next batch or finishes with a reason. A search w
 | `define(space)`             | when Tune hands `param_space` over, or None before the first suggestion         |
 | `begin()`                   | once per process, before the first suggestion: set the budget aside, look for   |
 |                             | what an earlier process released; may call `finish(reason)`                     |
-| `propose(step)`             | the points of a step                                                            |
-| `advance(step, batch)`      | the batch is settled: make the release; a reason ends the search, None goes on  |
+| `propose(step)`             | the points of a step that are not evaluated yet                                 |
+| `advance(step, batch)`      | the batch is settled: make the release; a reason ends the search, None goes on; |
+|                             | `EvaluateAgain` has `propose` asked for the same step once more                 |
 | `search_state`, `load_search_state` | what else its saved state needs: plain JSON, public, no seeds of noise  |
 
 What Tune guarantees little about is handled here: trials that fail (retried with a fresh suggestion of the same point,
@@ -38,7 +39,7 @@ from ray.tune.search import Searcher
 
 from dpray.searchers import state as states
 from dpray.searchers.batch import Batch, Config
-from dpray.searchers.errors import SearchError, SearchUnfinished
+from dpray.searchers.errors import EvaluateAgain, SearchError, SearchUnfinished, unfinished
 from dpray.searchers.trial import BOOKKEEPING, CANDIDATE, RESERVED, SEARCH
 
 logger = logging.getLogger(__name__)
@@ -64,6 +65,7 @@ class PrivateSearcher(Searcher, ABC):  # type: ignore[misc]  # Ray has no types
     _batch: Batch | None
     _earlier: dict[str, int]  # counts over the steps before this one
     _retried: int
+    _again: int  # how often the current step's results were lost
     _asked: int  # suggestions given to the running experiment
     _allowance: float | None  # how many it may ask for; None if Tune has not said (empty param_space)
     _failure: Exception | None
@@ -94,11 +96,15 @@ class PrivateSearcher(Searcher, ABC):  # type: ignore[misc]  # Ray has no types
 
     @abstractmethod
     def propose(self, step: int) -> Sequence[Config]:
-        """Points of a step, at least one; called once per step."""
+        """Points of a step that are still to be evaluated, at least one; a point may carry its own `SEARCH` mark."""
 
     @abstractmethod
     def advance(self, step: int, batch: Batch) -> str | None:
-        """The batch is settled: make the step's release. A returned sentence ends the search."""
+        """The batch is settled: make the step's release. A returned sentence ends the search.
+
+        Raises:
+            EvaluateAgain: results of the step were lost, and are evaluated again.
+        """
 
     @property
     @abstractmethod
@@ -237,8 +243,8 @@ class PrivateSearcher(Searcher, ABC):  # type: ignore[misc]  # Ray has no types
         if slot is None:
             return None
         self._asked += 1
-        marks = {CANDIDATE: slot} if self.mark is None else {CANDIDATE: slot, SEARCH: self.mark}
-        return {**copy.deepcopy(self._batch.points[slot]), **marks}
+        marks = {} if self.mark is None else {SEARCH: self.mark}
+        return {**marks, **copy.deepcopy(self._batch.points[slot]), CANDIDATE: slot}
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         """Settle a trial's point, or queue it again; the last point of a batch makes the release.
@@ -322,7 +328,7 @@ class PrivateSearcher(Searcher, ABC):  # type: ignore[misc]  # Ray has no types
         self.reason, self.step = None, 0
         self._attached, self._begun = True, False
         self._batch, self._earlier = None, {"evaluated": 0, "given_up": 0}
-        self._retried = self._asked = 0
+        self._retried = self._asked = self._again = 0
         self._allowance = self._failure = None
         self._releases = []
 
@@ -350,14 +356,19 @@ class PrivateSearcher(Searcher, ABC):  # type: ignore[misc]  # Ray has no types
 
     def _settle(self, batch: Batch) -> None:
         try:
-            reason = self.advance(self.step, batch)
+            following = (self.step + 1, 0)
+            try:
+                reason = self.advance(self.step, batch)
+            except EvaluateAgain:
+                if self._again >= self.max_retries:
+                    raise
+                reason, following = None, (self.step, self._again + 1)
             if reason is not None:
                 self.finish(reason)
                 return
             self._earlier["evaluated"] += len(batch.evaluated)
             self._earlier["given_up"] += len(batch.given_up)
-            self.step += 1
-            self._batch = None
+            (self.step, self._again), self._batch = following, None
             self._batch = self._proposed(self.step)
         except Exception as error:  # raised again by suggest() and best_config
             self._failure = error
@@ -385,14 +396,4 @@ class PrivateSearcher(Searcher, ABC):  # type: ignore[misc]  # Ray has no types
 
     def _result_missing(self) -> SearchUnfinished:
         """The error for `best_config` where there is none."""
-        if self._failure is not None:
-            return SearchUnfinished(f"The search has no result, because its release failed: {self._failure}")
-        if self.finished:
-            return SearchUnfinished(f"The search ended without a result: {self.reason}")
-        if self._batch is None:
-            return SearchUnfinished("The search has not started: run it with tune.Tuner(search.trainable(), …).fit().")
-        done = self.progress
-        return SearchUnfinished(
-            f"The search has not finished: {done['evaluated']} of {done['planned']} evaluations are done. "
-            "Run it on with TuneConfig(num_samples=search.num_samples)."
-        )
+        return unfinished(self._failure, self.reason, self.progress if self._batch is not None else None)

@@ -20,7 +20,10 @@ CANDIDATE = "__candidate__"
 SEARCH = "__search__"
 """Key of a trial's configuration with a mark of the search's own, such as a digest of all its candidates."""
 
-RESERVED = frozenset({CANDIDATE, SEARCH, "__trial_index__"})
+MORE = "__more__"
+"""Key of a trial's configuration that lists the further points it evaluates after its first."""
+
+RESERVED = frozenset({CANDIDATE, SEARCH, MORE, "__trial_index__"})
 """Keys of a trial's configuration that are not part of the point: ours, and the one of `ray.tune.search.Repeater`."""
 
 BOOKKEEPING = frozenset({"evaluated", "candidate", "clients_answered", "training_iteration"})

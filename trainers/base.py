@@ -31,10 +31,10 @@ from dpray.platform.cohort.sums import ClientSum
 from dpray.platform.privacy.budget import Budget, split, to_mu
 from dpray.platform.privacy.ledger import BudgetExceeded, Plan, PlannedRelease, ReleaseKey, ReleaseLost
 from dpray.platform.privacy.mechanisms import ClippedSum, Regime, Unit
-from dpray.trainers import progress
+from dpray.platform.tracking.progress import Row, Spent, show
 from dpray.trainers.checkpoints import Checkpoints
 from dpray.trainers.models import FloatArray, Model, take
-from dpray.trainers.progress import Answer, Row
+from dpray.trainers.progress import PUBLIC, Answer, measure
 from dpray.trainers.settings import ServerState, Settings
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ class FederatedTrainer:
         self._try_in_public()
         if self.reserve:
             self.run.reserve(Plan((self.planned,)))
-        spent = progress.Spent(self.run, self.label, self.unit, self.spends)
+        spent = Spent(self.run, self.label, self.unit, self.spends)
         T = self.settings.rounds
         for t in range(len(self.rows) + 1, T + 1):
             try:
@@ -201,8 +201,8 @@ class FederatedTrainer:
             after = self.server_step(self.state, answer.gradient, self.state.steps + 1, answer.noise)
         return replace(after, steps=self.state.steps + 1)
 
-    def _record(self, t: int, answer: Answer | None, after: ServerState, spent: progress.Spent) -> None:
-        row: Row = {"training_iteration": t, **progress.measure(answer, self.state.theta, after.theta)}
+    def _record(self, t: int, answer: Answer | None, after: ServerState, spent: Spent) -> None:
+        row: Row = {"training_iteration": t, **measure(answer, self.state.theta, after.theta)}
         if answer is not None:
             row |= self.settings.diagnostics(after, after.steps)
         if self.evaluation is not None:
@@ -210,7 +210,7 @@ class FederatedTrainer:
         row |= spent.row(t)
         self.state, self.rows = after, (*self.rows, row)
         if self.tracker is not None:
-            progress.show(self.tracker, row, t)
+            show(self.tracker, row, t, PUBLIC)
             spent.show(self.tracker, t)
         if self.on_round is not None:
             self.on_round(row)

@@ -213,6 +213,10 @@ class TorchModule(Model):
         """Gradients of one chunk, and on which of its records the module does not raise.
 
         Where it raises, each record is tried alone, and those that fail are replaced by zeros.
+
+        The text of a module's exception may hold values of records. It is told to whoever calls the model itself, on
+        public records (`FederatedTrainer`'s trial, `check_records_alone`); inside a client, `Confinement` drops every
+        exception unread, so that none reaches the driver.
         """
         with suppress(Exception):
             return self._run(parameters, x, y, stream), np.ones(len(y), dtype=np.bool_)

@@ -21,10 +21,10 @@ import ray
 from threadpoolctl import threadpool_limits
 
 from dpray.platform.cohort.client import IntArray, Records, Stack, site_stack
-from dpray.platform.cohort.confine import silence
 from dpray.platform.cohort.errors import CohortError
 from dpray.platform.cohort.host import Host, HostSpec, Message, Prepared, Ready, Refusal, Request
 from dpray.platform.cohort.ticket import JournalRefused
+from dpray.platform.confine import silence
 from dpray.platform.privacy.ledger import Head, ReleaseKey
 
 T = TypeVar("T")

@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpray.platform.cohort.client import ClientTask, FloatArray, Records, Stack
-from dpray.platform.cohort.confine import Confinement
 from dpray.platform.cohort.errors import CohortError
 from dpray.platform.cohort.queries import GradientSum
+from dpray.platform.confine import Confinement
 from dpray.platform.privacy.mechanisms import ClippedSum, Unit
 
 _ITSELF = "its own values"
@@ -53,7 +53,8 @@ def check_records_alone(task: ClientTask, records: Records, theta: FloatArray, c
 
     Args:
         task: whose `clipped_sum` (and `clipped_sums`) is checked.
-        records: a few, public or made up: what is wrong with them is told.
+        records: a few, public or made up, never a client's: what is wrong with them is told, with the text of the
+            exceptions they set off.
         theta: (d,) float64, such as parameters after some training; zeros hide much.
         clip: C; small enough to clip some of the records.
 
@@ -95,7 +96,7 @@ def _sum(query: GradientSum, task: ClientTask, first: Records, second: Records) 
 
 
 def _complaint(query: GradientSum, task: ClientTask, records: Records) -> str:
-    """What the task raises on these records, in words."""
+    """What the task raises on these records, in words, which may hold their values: they are public or made up."""
     try:
         with np.errstate(all="ignore"):
             task.clipped_sum(query.theta, records, query.clip)

@@ -30,6 +30,7 @@ from urllib.parse import quote
 
 import ray
 
+from dpray.platform import local_ray
 from dpray.platform.cohort.actors import PoolShard, SiteShard, start_host
 from dpray.platform.cohort.client import ClientTask, Records, Site, Stack, refuse_larger
 from dpray.platform.cohort.dispatch import Dispatch
@@ -231,13 +232,15 @@ class Cohort:
     def start(self) -> None:
         """Start the actors and wait until the quorum is there; nothing if they run already.
 
+        Without a Ray that runs or a cluster that is named, Ray is started on this machine, on loopback.
+
         Raises:
             CohortError: hosts cannot be placed, cannot load their records, or hold records of different shapes.
         """
         if self._running is not None:
             return
         if not ray.is_initialized():
-            ray.init(include_dashboard=False, log_to_driver=False)
+            local_ray.join_or_start()
         name = f"dpray-cohort-{secrets.token_hex(8)}"
         specs = self._site_specs(name) if self.sites else self._pool_specs(name)
         resources = [site.resources for site in self._sites.values()] if self.sites else [None] * len(specs)

@@ -33,8 +33,8 @@ from ray.exceptions import (
     WorkerCrashedError,
 )
 
-from dpray.platform.cohort.confine import deaths_at_most, slowest
 from dpray.platform.cohort.host import Refusal
+from dpray.platform.confine import deaths_at_most, slowest
 
 SPARE = 3
 """Deaths of a host in one call that are not user code's doing, and still forgiven."""

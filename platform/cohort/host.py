@@ -29,12 +29,12 @@ from typing import Any
 import numpy as np
 
 from dpray.platform.cohort.client import ClientTask, FloatArray, IntArray, Stack, refuse_larger
-from dpray.platform.cohort.confine import Confinement, Marker
 from dpray.platform.cohort.errors import CohortError
 from dpray.platform.cohort.journal import SiteJournal
 from dpray.platform.cohort.queries import Query, Terms
 from dpray.platform.cohort.secure_sum import SecureSum, Trusted
 from dpray.platform.cohort.ticket import JournalRefused, Ticket, members_digest
+from dpray.platform.confine import Confinement, Marker
 from dpray.platform.privacy.budget import Budget, ceil_quanta, to_mu
 from dpray.platform.privacy.ledger import Head, ReleaseKey
 from dpray.platform.privacy.ledger.plan import request_digest

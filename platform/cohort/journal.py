@@ -31,6 +31,7 @@ import json
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +40,7 @@ from dpray.platform.cohort.client import IntArray
 from dpray.platform.cohort.site_file import SiteFile
 from dpray.platform.cohort.ticket import JournalRefused, Stored, Ticket, members_digest
 from dpray.platform.privacy.budget import Budget
+from dpray.platform.privacy.figures import significant
 from dpray.platform.privacy.ledger import Head
 
 KEPT_STEPS = 2
@@ -247,8 +249,8 @@ class SiteJournal(SiteFile):
         total = None if ticket.quanta is None or spent == "inf" else int(spent) + ticket.quanta
         limit = None if self._cap is None else self._cap.quanta
         if self._cap is not None and limit is not None and (total is None or total > limit):
-            asked = "all of it and more" if ticket.quanta is None else f"{ticket.quanta / limit:.3g} of it"
-            before = "everything" if spent == "inf" else f"{int(spent) / limit:.3g}"
+            asked = "all of it and more" if ticket.quanta is None else f"{_part(ticket.quanta, limit)} of it"
+            before = "everything" if spent == "inf" else _part(int(spent), limit)
             raise JournalRefused(
                 "cap",
                 f"{ticket.words} asks a client for more than its own cap ({self._cap}): {before} of its μ² is spent, "
@@ -326,6 +328,10 @@ def _spent(database: sqlite3.Connection, members: Sequence[str]) -> dict[str, st
     else:
         found = dict(database.execute("SELECT client, spent FROM clients"))
     return {client: found[client] for client in members}
+
+
+def _part(quanta: int, limit: int) -> str:
+    return significant(Fraction(quanta, limit), 3)
 
 
 def _quanta(text: str) -> int | None:

@@ -24,8 +24,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from dpray.platform.cohort.client import ClientTask, FloatArray, IntArray, Records, Stack
-from dpray.platform.cohort.confine import EVERYONE, Confinement
 from dpray.platform.cohort.errors import CohortError
+from dpray.platform.confine import EVERYONE, Confinement
 from dpray.platform.privacy.mechanisms import ClippedSum, Mechanism, TopKVotes, Unit, clip_rows, top_k_votes
 
 

@@ -13,7 +13,6 @@ Every method is one transaction (BEGIN IMMEDIATE, write-ahead log, synchronous=F
 
 from __future__ import annotations
 
-import fcntl
 import math
 import os
 import secrets
@@ -21,6 +20,8 @@ import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
+from dpray.platform.cohort.file_lock import FileLock
 
 _WAIT = 60.0
 _SCHEMA = """
@@ -32,6 +33,7 @@ CREATE TABLE IF NOT EXISTS messages (
     series TEXT NOT NULL, step INTEGER NOT NULL, members TEXT NOT NULL, state TEXT NOT NULL, request TEXT NOT NULL,
     share REAL NOT NULL, quanta TEXT NOT NULL, participants TEXT, message BLOB,
     PRIMARY KEY (series, step, members));
+CREATE INDEX IF NOT EXISTS kept ON messages (series, step) WHERE message IS NOT NULL;
 CREATE TABLE IF NOT EXISTS scores (
     population TEXT NOT NULL, run TEXT NOT NULL, candidate INTEGER NOT NULL, client TEXT NOT NULL,
     config TEXT NOT NULL, score REAL, PRIMARY KEY (population, run, candidate, client)) WITHOUT ROWID;
@@ -47,9 +49,9 @@ class SiteFile:
         self.path = path
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        self._lock = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._lock = FileLock(path.with_name(f".{path.name}.lock"))
         self._database = sqlite3.connect(path, timeout=_WAIT, isolation_level=None, check_same_thread=False)
-        with self._alone():
+        with self._lock.held():
             self._database.execute("PRAGMA journal_mode=WAL")
             self._database.execute("PRAGMA synchronous=FULL")
             if "population" not in _columns(self._database, "scores"):  # a file of before: scores can be made again
@@ -62,30 +64,19 @@ class SiteFile:
     def close(self) -> None:
         """Close the file; again changes nothing."""
         self._database.close()
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """One process at a time, woken when its turn comes.
-
-        SQLite does not wait for a file that is turning to write-ahead logging, and for a writer it waits by sleeping,
-        which made the hosts of a node lose several milliseconds a round to each other.
-        """
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.flock(self._lock, fcntl.LOCK_UN)
+        self._lock.close()
 
     @contextmanager
     def _transaction(self, *, synced: bool = True) -> Iterator[sqlite3.Connection]:
         """All or nothing; on disk afterwards, or, unless `synced`, with the next transaction that is.
 
         What is not synced survives the death of every process, and not that of the machine.
+
+        One host at a time, woken when its turn comes: SQLite does not wait for a file that is turning to write-ahead
+        logging, and for a writer it waits by sleeping, which made the hosts of a node lose several milliseconds a
+        round to each other.
         """
-        with self._alone():
+        with self._lock.held():
             self._database.execute(f"PRAGMA synchronous={'FULL' if synced else 'NORMAL'}")
             with self._begun():
                 yield self._database

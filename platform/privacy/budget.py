@@ -8,6 +8,7 @@
 
 Sums of floats refuse the last planned step in about half of all cases; integers add up exactly. A budget is rounded
 down to whole quanta, a charge up, and the μ handed to a mechanism down (its noise up): charged ≥ spent ≥ revealed.
+What is shown as spent is rounded up, what is shown as left down.
 `None` in the place of quanta means an infinite spend: not private.
 """
 
@@ -19,6 +20,7 @@ from fractions import Fraction
 from functools import cached_property
 
 from dpray.platform.privacy import checks, gdp
+from dpray.platform.privacy.figures import significant
 
 Quanta = int
 """A spend μ² in units of 2⁻⁶⁰."""
@@ -49,6 +51,26 @@ def to_mu(quanta: Quanta) -> float:
     root = math.isqrt(quanta << 2 * shift)
     excess = root.bit_length() - 53
     return math.ldexp(root >> excess, excess - shift - QUANTA_BITS // 2)
+
+
+def upper_mu(quanta: Quanta) -> float:
+    """Smallest float64 μ with μ² ≥ q · 2⁻⁶⁰, exactly, 0.0 for nothing: for what is shown as spent.
+
+    `ValueError` if q < 0.
+    """
+    if checks.integer("quanta", quanta, at_least=0) == 0:
+        return 0.0
+    mu = to_mu(quanta)
+    return mu if Fraction(mu) ** 2 * _UNIT == quanta else math.nextafter(mu, math.inf)
+
+
+def part_of(quanta: Quanta, whole: Quanta, *, up: bool = True) -> float:
+    """quanta / whole as the next float64 above (what is spent), or below (what is left), where it is none itself."""
+    ratio = quanta / whole
+    exact = Fraction(quanta, whole)
+    if up and ratio < exact:
+        return math.nextafter(ratio, math.inf)
+    return math.nextafter(ratio, -math.inf) if not up and ratio > exact else ratio
 
 
 def split(quanta: Quanta, parts: int) -> tuple[Quanta, ...]:
@@ -128,17 +150,17 @@ class Budget:
         return math.inf if self.quanta is None else to_mu(self.quanta)
 
     def __str__(self) -> str:
-        name = "ε=∞ NOT PRIVATE" if self.non_private else f"ε={self.epsilon:g}"
-        return f"{name}, δ={self.delta:g}"
+        name = "ε=∞ NOT PRIVATE" if self.non_private else f"ε={significant(self.epsilon, 6)}"
+        return f"{name}, δ={significant(self.delta, 6)}"
 
 
 def remaining_epsilon(budget: Budget, spent: Quanta) -> float:
-    """ε (nats) that the unspent part of a budget is worth on its own: ε(√(μ_B² − μ²)) at the budget's δ.
+    """ε (nats) that the unspent part of a budget is worth on its own, rounded down: ε(√(μ_B² − μ²)) at its δ.
 
     ε does not subtract: this is not `budget.epsilon` less the ε spent, and shares of μ² are what adds up.
 
     Returns:
-        0.0 when nothing is left; ∞ for a budget that is not private.
+        the budget's ε when nothing is spent, 0.0 when nothing is left; ∞ for a budget that is not private.
 
     Raises:
         ValueError: `spent` is negative or not a whole number.
@@ -146,6 +168,8 @@ def remaining_epsilon(budget: Budget, spent: Quanta) -> float:
     spent = checks.integer("spent", spent, at_least=0)
     if budget.quanta is None:
         return math.inf
+    if spent == 0:
+        return budget.epsilon
     if spent >= budget.quanta:
         return 0.0
-    return min(gdp.epsilon(to_mu(budget.quanta - spent), budget.delta), budget.epsilon)
+    return min(gdp.lower_epsilon(to_mu(budget.quanta - spent), budget.delta), budget.epsilon)

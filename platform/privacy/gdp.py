@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import erfcinv, erfcx, erfinv, expit, ndtr, ndtri_exp
+from scipy.special import erfcinv, erfcx, erfinv, expit, log_ndtr, ndtr, ndtri_exp
 
 from dpray.platform.privacy import checks
 
@@ -119,16 +119,30 @@ def epsilon(mu: float, delta: float) -> float:
         ValueError: μ is negative, NaN or not a number; δ is outside (0, 1).
     """
     mu, target = checks.non_negative("mu", mu), _target(delta, mu)
+    high = _beyond(mu, target)
+    return high if high in (0.0, math.inf) else _bisect(lambda value: log_delta(mu, value) <= target, high, 0.0)
+
+
+def lower_epsilon(mu: float, delta: float) -> float:
+    """`epsilon`, rounded down: `gdp.delta(mu, ε) >= delta` for what is returned, unless that is 0.
+
+    For what is left of a budget, which must not be shown as more. No guarantee is stated with it.
+    """
+    mu, target = checks.non_negative("mu", mu), _target(delta, mu, lower=True)
+    high = _beyond(mu, target)
+    return high if high in (0.0, math.inf) else _bisect(lambda value: log_delta(mu, value) >= target, 0.0, high)
+
+
+def _beyond(mu: float, target: float) -> float:
+    """An ε at which log δ is at most the target: 0 if it is there, ∞ if it is nowhere below the largest float."""
     if math.isinf(mu):
         return math.inf
     if log_delta(mu, 0.0) <= target:
         return 0.0
     high = max(mu, mu * mu / 2)
-    if math.isinf(high):
-        return math.inf
-    while log_delta(mu, high) > target:
+    while math.isfinite(high) and log_delta(mu, high) > target:
         high *= 2
-    return _bisect(lambda value: log_delta(mu, value) <= target, safe=high, unsafe=0.0)
+    return high
 
 
 def mu(epsilon: float, delta: float) -> float:
@@ -158,10 +172,13 @@ def mu(epsilon: float, delta: float) -> float:
     return _bisect(lambda value: log_delta(value, epsilon) <= target, safe=low, unsafe=high)
 
 
-def _target(delta: float, mu: float) -> float:
-    """Logarithm of δ less a margin for the rounding of `log_delta`, whose `a` carries an error that grows with μ."""
+def _target(delta: float, mu: float, *, lower: bool = False) -> float:
+    """Logarithm of δ less a margin for the rounding of `log_delta`, whose `a` carries an error that grows with μ.
+
+    `lower`: more by the margin, for an ε rounded down.
+    """
     margin = min(1e-12 * max(1.0, mu), 0.5) if math.isfinite(mu) else 0.5
-    return math.log(checks.probability("delta", delta)) - margin
+    return math.log(checks.probability("delta", delta)) + (margin if lower else -margin)
 
 
 def _bisect(accepts: Callable[[float], bool], safe: float, unsafe: float) -> float:
@@ -212,3 +229,25 @@ def mu_from_pure(epsilon: float) -> float:
     else:
         result = -2 * float(ndtri_exp(-epsilon))
     return result * (1 + 2.0**-45)
+
+
+def pure_epsilon(mu: float) -> float:
+    """Largest ε whose pure ε-DP release costs no more than μ: log(Φ(μ/2)/Φ(−μ/2)), the inverse of `mu_from_pure`.
+
+    Args:
+        mu: GDP parameter, in (0, ∞].
+
+    Returns:
+        ε > 0 (nats), rounded down: `mu_from_pure(ε) <= mu`; ∞ for an infinite μ.
+
+    Raises:
+        ValueError: μ is zero, negative, NaN or not a number; or so small that no ε is left.
+    """
+    mu = checks.positive("mu", mu, infinite=True)
+    if math.isinf(mu):
+        return math.inf
+    exact = 2 * math.atanh(math.erf(mu / (2 * _SQRT2))) if mu < 1 else float(log_ndtr(mu / 2) - log_ndtr(-mu / 2))
+    safe = exact * (1 - 2.0**-44)
+    while safe > 0 and mu_from_pure(safe) > mu:
+        safe *= 1 - 2.0**-44
+    return checks.positive("The pure epsilon of this mu", safe)

@@ -17,7 +17,7 @@ import math
 from functools import lru_cache
 
 from dpray.platform.privacy import gdp
-from dpray.platform.privacy.budget import Budget, Quanta, remaining_epsilon, to_mu
+from dpray.platform.privacy.budget import Budget, Quanta, part_of, remaining_epsilon, upper_mu
 from dpray.platform.tracking.spool import Entry
 
 
@@ -30,14 +30,14 @@ def privacy_metrics(budget: Budget, spent: Quanta, run_spent: Quanta) -> dict[st
         run_spent: quanta charged by this run.
     """
     metrics = {
-        "privacy/mu": _upper_mu(spent),
+        "privacy/mu": upper_mu(spent),
         "privacy/epsilon": _epsilon(spent, budget.delta),
         "privacy/epsilon_run": _epsilon(run_spent, budget.delta),
     }
     if budget.quanta is not None:
         metrics["privacy/epsilon_remaining"] = remaining_epsilon(budget, spent)
-        metrics["privacy/share_spent"] = spent / budget.quanta
-        metrics["privacy/share_run"] = run_spent / budget.quanta
+        metrics["privacy/share_spent"] = part_of(spent, budget.quanta)
+        metrics["privacy/share_run"] = part_of(run_spent, budget.quanta)
     return metrics
 
 
@@ -60,8 +60,4 @@ def _budget(epsilon: float | None, delta: float) -> Budget:
 
 @lru_cache(maxsize=1024)
 def _epsilon(quanta: Quanta, delta: float) -> float:
-    return gdp.epsilon(_upper_mu(quanta), delta) if quanta else 0.0
-
-
-def _upper_mu(quanta: Quanta) -> float:
-    return math.nextafter(to_mu(quanta), math.inf) if quanta else 0.0
+    return gdp.epsilon(upper_mu(quanta), delta)

@@ -246,7 +246,7 @@ def test_slow_user_code_is_waited_for(build, attempt):
 def test_a_host_that_does_not_answer_in_time_is_a_dropout(build, attempt, monkeypatch):
     monkeypatch.setattr(confine, "RESTART", 0.1)
     mechanism = gradient_mechanism(4)
-    cohort = build(shards_of(4), actors=2, quorum=2, timeout=6.0, limit=0.1)
+    cohort = build(shards_of(4), actors=2, quorum=2, timeout=6.0, limit=0.5)
     stopped = next(process for process, clients in cohort.processes().items() if "client-003" in clients)
     os.kill(stopped, signal.SIGSTOP)
     try:

@@ -95,6 +95,8 @@ def test_the_search_for_canaries_finds_an_actor_that_leaks(by_value):
 
     actor = Plain.remote()
     by_value.get(actor.clipped_sum.remote())
-    time.sleep(1.0)
-    assert found_in(logs(by_value), written_forms(leak)) != []
+    deadline = time.monotonic() + 60
+    while not (found := found_in(logs(by_value), written_forms(leak))) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert found != []
     by_value.kill(actor)

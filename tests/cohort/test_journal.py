@@ -276,6 +276,29 @@ def test_old_messages_are_dropped_and_cannot_be_asked_for_any_more(journal):
     assert len(journal.revealed(ticket(step=1), ALL, ABC)) == 1
 
 
+def test_dropping_old_messages_does_not_read_the_earlier_steps_of_a_series(journal):
+    for step in range(KEPT_STEPS + 1):
+        reveal(journal, ticket(step=step))
+    said = []
+    journal.prepare(ticket(step=KEPT_STEPS + 1), ABC)
+    journal._database.set_trace_callback(said.append)
+    journal.reveal(ticket(step=KEPT_STEPS + 1), ALL, ABC, MESSAGE)
+    journal._database.set_trace_callback(None)
+    (dropping,) = [sql for sql in said if sql.startswith("UPDATE messages")]
+    plan = [row[-1] for row in journal._database.execute(f"EXPLAIN QUERY PLAN {dropping}")]
+    assert plan == ["SEARCH messages USING INDEX kept (series=? AND step<?)"]
+    kept = journal._database.execute("SELECT step FROM messages WHERE message IS NOT NULL ORDER BY step").fetchall()
+    assert [step for (step,) in kept] == [2, 3]
+
+
+def test_a_file_of_before_gets_the_index(journal):
+    journal._database.execute("DROP INDEX kept")
+    again = reopened(journal)
+    (name,) = again._database.execute("SELECT name FROM sqlite_master WHERE name = 'kept'").fetchone()
+    assert name == "kept"
+    again.close()
+
+
 def test_scores_come_back_for_their_own_configuration_only(journal):
     journal.keep_scores(SEARCH, 3, "one", {"a": 0.5, "b": float("nan")})
     again = reopened(journal)

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpray.platform.cohort.client import Records, Stack
-from dpray.platform.cohort.confine import Confinement
 from dpray.platform.cohort.errors import CohortError
 from dpray.platform.cohort.queries import ClientUpdate, GradientSum, Terms, Votes
+from dpray.platform.confine import Confinement
 from dpray.platform.privacy.mechanisms import ClippedSum, FeatureCovariance, TopKVotes, Unit
 
 from .conftest import CLIP, DIMENSION, RowSum, gradient_mechanism, records, shards_of

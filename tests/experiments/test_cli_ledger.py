@@ -51,6 +51,9 @@ REFUSED = [
     (("create", "p", "--epsilon", "6", "--delta", "2"), ["delta", "2"]),
     (("create", "p", "--epsilon", "6", "--delta", "1e-5", "--unit", "house"), ["record, user or client", "'house'"]),
     (("create", "p", "--epsilon", "6", "--delta", "1e-5", "--records-per-client", "0"), ["records_per_client", "0"]),
+    (("create", "p", "--epsilon", "6", "--delta", "1e-5", "--kind", "rdp"), ["--kind", "'gdp'", "'pld'", "'rdp'"]),
+    (("create", "p", "--epsilon", "6", "--delta", "1e-12", "--kind", "pld"), ["--kind", "1e-12"]),
+    (("create", "p", "--epsilon", "inf", "--delta", "1e-5", "--non-private", "--kind", "pld"), ["--kind", "'gdp'"]),
     (("show",), ["no ledger", "dpray ledger create"]),
     (("verify",), ["no ledger"]),
     (("amend", "p", "--epsilon", "6", "--delta", "1e-5", "--reason", "x"), ["no ledger"]),
@@ -67,9 +70,21 @@ def test_refused_without_making_a_file(ledger, arguments, facts):
         assert not ledger.path.exists()
 
 
+def test_an_account_of_composed_events_is_created_and_shown_without_shares(ledger):
+    created = ledger("create", "people", "--epsilon", 2, "--delta", "1e-5", "--kind", "pld")
+    assert created.exit_code == 0, created.output
+    assert "kind pld" in created.stdout
+    shown = ledger("show").stdout
+    left = next(line for line in shown.splitlines() if line.startswith("left"))
+    assert left.split()[1:] == ["–", "–", "–"]
+    assert "–: composed events have no μ and no share of μ²" in shown
+    assert not any(word in shown for word in ("nan", "?"))
+
+
 def test_refused_on_a_ledger_that_is_there(ledger):
     ledger("create", "people", "--epsilon", 6, "--delta", "1e-5")
     for arguments, fact in [
+        (("create", "people", "--epsilon", 6, "--delta", "1e-5", "--kind", "pld"), "kind 'gdp'"),
         (("create", "people", "--epsilon", 7, "--delta", "1e-5"), "ε = 7"),
         (("show", "nobody"), "'nobody'"),
         (("amend", "nobody", "--epsilon", 7, "--delta", "1e-5", "--reason", "x"), "nobody"),

@@ -159,6 +159,16 @@ def test_an_account_reopened_with_another_budget(recipe, workspace, ledger):
 
 
 @pytest.mark.parametrize("command", ["plan", "run"])
+def test_a_population_whose_accounts_compose_events(command, recipe, workspace, ledger):
+    ledger.population("people").account("record", BUDGET, kind="pld")
+    head, before = ledger.head(), ray_runs()
+    result = dpray(command, recipe(write_yaml(base())), "--workspace", workspace)
+    refused(result, "of kind 'pld'", "a population of its own")
+    assert len(result.stderr.splitlines()) == 1
+    assert (ledger.head(), ray_runs()) == (head, before)
+
+
+@pytest.mark.parametrize("command", ["plan", "run"])
 def test_a_client_larger_than_the_ledgers_declared_maximum(command, recipe, workspace, ledger):
     ledger.population("people", records_per_client=1)
     head = ledger.head()

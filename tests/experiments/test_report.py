@@ -109,6 +109,23 @@ def test_no_noise_and_seeded_noise_are_in_capitals(population):
     assert "∞" in found["total"]
 
 
+def test_where_a_share_has_no_meaning_there_is_a_dash_and_the_reason(population):
+    account = population.account("record", BUDGET, kind="pld")
+    release(population.run("first"), "training", 1, 0.2)
+    found, text = rows(account)
+    assert found["total"].split()[1] == found["total"].split()[-1] == "–"
+    assert found["left"].split()[1:] == ["–", "–", "–"]
+    assert found["budget"].split()[1:] == ["–", "6", "–"]
+    assert "–: composed events have no μ and no share of μ²" in text
+    assert not any(word in text for word in ("nan", "?", "%"))
+
+
+def test_an_account_without_limit_has_no_shares(population):
+    found, text = rows(population.account("record", Budget(math.inf, 1e-5, non_private=True)))
+    assert found["budget"].split()[1:] == ["–", "∞", "∞"]
+    assert "–: there is no limit to have a share of." in text
+
+
 @pytest.mark.parametrize(
     ("value", "above", "below"),
     [

@@ -5,6 +5,7 @@ from importlib import resources
 
 import pytest
 
+from dpray.experiments import kinds
 from dpray.experiments.domains import Domain
 from dpray.experiments.reading import RecipeError, read_yaml, write_yaml
 from dpray.experiments.spec import Recipe
@@ -47,9 +48,9 @@ def read(document: dict) -> Recipe:
 
 @pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.name)
 def test_shipped_recipes_are_valid_and_read_back(file):
-    recipe = Recipe.read(file.read_text())
+    recipe = kinds.read(file.read_text())
     assert recipe.name == file.name.removesuffix(".yaml")
-    assert Recipe.read(recipe.write()) == recipe
+    assert kinds.read(recipe.write()) == recipe
 
 
 def test_everything_left_out_has_its_default_and_reads_back():
@@ -134,6 +135,7 @@ REFUSED = [
     ("search.candidates", 1, ["nothing to search"]),
     ("training.clip", 1.0, ["`clip`", "keep one"]),
     ("population.unit", "client", ["`population.records_per_client`", "missing"]),
+    ("population.unit", "user", ["`population.unit`", "`user`", "`objective`"]),
     ("population.name", "two words", ["`population.name`", "letters"]),
     ("population", 3, ["`population`", "mapping", "3"]),
     ("noise", {"seed": -1}, ["`noise.seed`", "at least 0"]),

@@ -55,6 +55,14 @@ def reserve(population, fraction, name="other"):
     return run
 
 
+def test_a_population_of_composed_events_is_refused_in_a_sentence(tmp_path, ledger):
+    ledger.population("people").account("record", BUDGET, kind="pld")
+    before = ledger.head()
+    with pytest.raises(LedgerError, match=r"'people' .* of kind 'pld'.* a population of its own\.$"):
+        look(tmp_path)
+    assert ledger.head() == before
+
+
 def test_a_ledger_that_is_not_there_is_not_made(tmp_path):
     assert look(tmp_path).remaining == BUDGET.quanta
     assert list(tmp_path.iterdir()) == []
@@ -128,6 +136,11 @@ OTHERS = {
     "another partition": {"cohort": {"clients": 20, "partition": {"kind": "dirichlet", "alpha": 1.0}}},
     "other people behind the names": {"cohort": {"clients": 20, "partition": {"seed": 1}}},
 }
+
+
+def test_the_folder_of_the_data_is_not_bound():
+    here, there = ({"dataset": "mnist", "folder": folder, "evaluation": {"public": True}} for folder in ("a", "b"))
+    assert binding.declaration(recipe(data=here), SCALE) == binding.declaration(recipe(data=there), SCALE)
 
 
 @pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)

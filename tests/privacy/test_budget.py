@@ -17,10 +17,12 @@ from dpray.platform.privacy.budget import (
     Budget,
     ceil_quanta,
     floor_quanta,
+    part_of,
     remaining_epsilon,
     share,
     split,
     to_mu,
+    upper_mu,
 )
 
 RELAXED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # machines are shared
@@ -50,6 +52,29 @@ def test_to_mu_is_the_largest_float_that_the_quanta_pay_for(quanta):
     mu = to_mu(quanta)
     assert Fraction(mu) ** 2 * UNIT <= quanta
     assert Fraction(math.nextafter(mu, math.inf)) ** 2 * UNIT > quanta
+
+
+@RELAXED
+@given(quanta=QUANTA)
+def test_upper_mu_is_the_smallest_float_that_pays_for_the_quanta(quanta):
+    mu = upper_mu(quanta)
+    assert Fraction(mu) ** 2 * UNIT >= quanta
+    assert Fraction(math.nextafter(mu, 0.0)) ** 2 * UNIT < quanta
+
+
+def test_upper_mu_of_nothing_is_nothing():
+    assert upper_mu(0) == 0.0
+    assert upper_mu(2**58) == 0.5
+    with pytest.raises(ValueError, match="must be"):
+        upper_mu(-1)
+
+
+@RELAXED
+@given(quanta=st.integers(0, 2**140), whole=QUANTA)
+def test_a_part_is_the_next_float_on_its_side(quanta, whole):
+    above, below, exact = part_of(quanta, whole), part_of(quanta, whole, up=False), Fraction(quanta, whole)
+    assert Fraction(below) <= exact <= Fraction(above)
+    assert above in {below, math.nextafter(below, math.inf)}
 
 
 @RELAXED
@@ -127,8 +152,9 @@ def test_remaining_epsilon_is_that_of_the_unspent_mu_squared():
     expected = gdp.epsilon(math.sqrt(0.7) * gdp.mu(6.0, 1e-5), 1e-5)
     assert remaining_epsilon(budget, part) == pytest.approx(expected, rel=1e-9)
     assert remaining_epsilon(budget, part) > 6.0 - gdp.epsilon(to_mu(part), 1e-5)  # ε does not subtract
-    assert remaining_epsilon(budget, 0) == pytest.approx(6.0, rel=1e-9)
-    assert remaining_epsilon(budget, 0) <= 6.0
+    assert remaining_epsilon(budget, part) < expected  # rounded down
+    assert remaining_epsilon(budget, 0) == 6.0
+    assert 6.0 - 1e-9 < remaining_epsilon(budget, 1) < 6.0
     assert remaining_epsilon(budget, quanta) == remaining_epsilon(budget, quanta + 1) == 0.0
 
 

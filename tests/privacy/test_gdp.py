@@ -95,6 +95,19 @@ def test_epsilon_is_on_the_safe_side_of_the_truth_and_close_to_it(mu, delta):
     assert result == 0 or true_delta(mu, result * (1 - 1e-9)) > delta
 
 
+@pytest.mark.parametrize("mu", [1e-9, 1e-3, 0.2, 1.0, 6.0, 100.0])
+@pytest.mark.parametrize("delta", [1e-300, 1e-30, 1e-9, 1e-5, 0.01, 0.4])
+def test_lower_epsilon_is_below_the_truth_and_close_to_it(mu, delta):
+    result = gdp.lower_epsilon(mu, delta)
+    assert result == 0 or true_delta(mu, result) >= delta
+    assert true_delta(mu, result * (1 + 1e-9)) < delta
+
+
+def test_lower_epsilon_at_the_ends_of_the_range():
+    assert gdp.lower_epsilon(0.0, 1e-5) == gdp.lower_epsilon(1e-6, 1e-5) == 0.0
+    assert gdp.lower_epsilon(math.inf, 1e-5) == gdp.lower_epsilon(1e200, 1e-5) == math.inf
+
+
 @pytest.mark.parametrize("epsilon", [0.0, 1e-9, 1e-3, 0.1, 1.0, 12.0, 500.0])
 @pytest.mark.parametrize("delta", [1e-300, 1e-30, 1e-9, 1e-5, 0.01, 0.4])
 def test_mu_is_on_the_safe_side_of_the_truth_and_close_to_it(epsilon, delta):
@@ -191,6 +204,17 @@ def test_pure_epsilon_is_covered_by_its_mu_but_not_by_the_zcdp_number(epsilon):
     assert not dominated(zcdp, epsilon)
 
 
+@settings(max_examples=300, deadline=None)
+@given(mu=st.floats(1e-8, 38.0))
+def test_pure_epsilon_spends_what_it_may_and_no_more(mu):
+    epsilon = gdp.pure_epsilon(mu)
+    assert mu * (1 - 1e-11) < gdp.mu_from_pure(epsilon) <= mu
+
+
+def test_pure_epsilon_of_an_infinite_mu_is_infinite():
+    assert gdp.pure_epsilon(math.inf) == math.inf
+
+
 BAD_NUMBERS = [math.nan, -1.0, True, "1", None, 1j]
 
 
@@ -206,6 +230,7 @@ BAD_NUMBERS = [math.nan, -1.0, True, "1", None, 1j]
         lambda x: gdp.mu(1.0, x),
         lambda x: gdp.compose([0.1, x]),
         gdp.mu_from_pure,
+        gdp.pure_epsilon,
     ],
 )
 def test_bad_numbers_are_refused(call, bad):

@@ -1,5 +1,8 @@
 """A cohort without Ray, for tests of a search's logic: real ballots, real noise, real ledger."""
 
+import base64
+import struct
+
 import numpy as np
 import pytest
 
@@ -84,3 +87,29 @@ def population(ledger):
     people = ledger.population("people", records_per_client=100)
     people.account("client", Budget(8.0, 1e-5))
     return people
+
+
+def encoded(value: float) -> list[bytes]:
+    """A number as it could be found in a file: decimal text, float32 and float64, hex and base64."""
+    raw = [struct.pack("<d", value), struct.pack("<f", value)]
+    texts = [f"{value:.6f}"[:7].encode(), *(part.hex().encode() for part in raw)]
+    return [*raw, *texts, *(base64.b64encode(part).rstrip(b"=")[:-1] for part in raw)]
+
+
+def found_in(folder, value: float) -> list[str]:
+    found = []
+    for path in folder.rglob("*"):
+        if path.is_file() and any(code in path.read_bytes() for code in encoded(value)):
+            found.append(path.name)
+    return found
+
+
+@pytest.fixture
+def encodings():
+    return encoded
+
+
+@pytest.fixture
+def leaks():
+    """Names of the files below a folder that hold a value, in whatever encoding."""
+    return found_in

@@ -1,7 +1,5 @@
 """DP-HYPE with real clients on Ray, through the conformance suite and a plain Tuner, watched for leaks."""
 
-import base64
-import struct
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -72,22 +70,7 @@ def search(tmp_path, ray_local):
     search.cohort.close()
 
 
-def encodings(value: float) -> list[bytes]:
-    """A number as it could be found in a file: decimal text, float32 and float64, hex and base64."""
-    raw = [struct.pack("<d", value), struct.pack("<f", value)]
-    texts = [f"{value:.6f}"[:7].encode(), *(part.hex().encode() for part in raw)]
-    return [*raw, *texts, *(base64.b64encode(part).rstrip(b"=")[:-1] for part in raw)]
-
-
-def leaks(folder: Path, value: float) -> list[str]:
-    found = []
-    for path in folder.rglob("*"):
-        if path.is_file() and any(code in path.read_bytes() for code in encodings(value)):
-            found.append(path.name)
-    return found
-
-
-def test_a_plain_tuner_finds_what_the_clients_prefer_and_its_files_hold_no_score(search, tmp_path):
+def test_a_plain_tuner_finds_what_the_clients_prefer_and_its_files_hold_no_score(search, tmp_path, leaks):
     tuner = tune.Tuner(
         search.trainable(),
         param_space=SPACE,
@@ -102,7 +85,7 @@ def test_a_plain_tuner_finds_what_the_clients_prefer_and_its_files_hold_no_score
     assert [name for name in leaks(tmp_path, CANARY) if name.startswith("ledger")] == []
 
 
-def test_the_leak_check_finds_a_planted_score(tmp_path):
+def test_the_leak_check_finds_a_planted_score(tmp_path, leaks, encodings):
     """Negative control of the check above."""
     for index, code in enumerate(encodings(CANARY)):
         (tmp_path / str(index)).write_bytes(b"before" + code + b"after")

@@ -12,6 +12,7 @@ _TEST_SIGNS = ("CI", "GITHUB_ACTIONS", "PYTEST_CURRENT_TEST", "MLFLOW_DISABLE_TE
 
 _WATCH = """
 import socket, sys, time
+called = []
 def watched(name, address_of):
     original = getattr(socket.socket, name) if name.startswith("connect") else getattr(socket, name)
     def watch(*args, **kwargs):
@@ -20,6 +21,7 @@ def watched(name, address_of):
             address = address[0]
         if str(address) not in ("127.0.0.1", "::1", "localhost"):
             print("CALLED", address, flush=True)
+            called.append(address)
             raise OSError("no way out")
         return original(*args, **kwargs)
     setattr(socket.socket if name.startswith("connect") else socket, name, watch)
@@ -44,7 +46,9 @@ mlflow.set_tracking_uri(f"sqlite:///{folder}/mlflow.db")
 mlflow.set_experiment("loud")
 with mlflow.start_run():
     mlflow.log_metric("a", 1)
-time.sleep(3)
+deadline = time.monotonic() + 60
+while not called and time.monotonic() < deadline:
+    time.sleep(0.1)
 """
 
 

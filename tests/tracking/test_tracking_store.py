@@ -2,13 +2,14 @@
 
 import math
 import pickle
+from fractions import Fraction
 from pathlib import Path
 from urllib.request import url2pathname
 
 import pytest
 
 from dpray.platform.privacy import gdp
-from dpray.platform.privacy.budget import Budget, remaining_epsilon, split, to_mu
+from dpray.platform.privacy.budget import Budget, remaining_epsilon, split
 from dpray.platform.tracking import Tracker, UndeclaredMetric, anchors
 from dpray.platform.tracking.spend import privacy_metrics
 
@@ -178,7 +179,10 @@ def test_a_noised_spend_of_an_unlimited_account_has_no_remainder():
 
 def test_spends_are_rounded_up():
     for quanta in (1, 3, (1 << 60) + 1, BUDGET.quanta):
-        assert privacy_metrics(BUDGET, quanta, 0)["privacy/mu"] > to_mu(quanta)
+        metrics = privacy_metrics(BUDGET, quanta, quanta)
+        assert Fraction(metrics["privacy/mu"]) ** 2 >= Fraction(quanta, 1 << 60)
+        assert Fraction(metrics["privacy/share_spent"]) >= Fraction(quanta, BUDGET.quanta)
+        assert metrics["privacy/share_run"] == metrics["privacy/share_spent"]
 
 
 def test_a_tracker_does_not_travel(store, tracker_of):

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpray.platform.cohort.client import Records
+from dpray.platform.confine import Confinement
 from dpray.trainers.models import LinearHead
 from dpray.trainers.torch_module import MARGIN, TorchModule
 
@@ -335,6 +336,30 @@ def test_a_module_with_too_few_outputs_raises_whatever_the_labels_are():
     model = TorchModule(mlp, K + 1)
     with pytest.raises(RuntimeError, match=r"outputs of shape \(1, 4\) of one record, not \(1, 5\)"):
         model.clipped_sum(model.initial(), Records(np.ones((3, F)), np.zeros(3)), C)
+
+
+class Talkative(TorchModule):
+    """Its module works on each record alone and not on all of them together, and says on which."""
+
+    def _run(self, parameters, x, y, stream):
+        if len(y) > 1:
+            raise MemoryError(f"no room for {x}")
+        return super()._run(parameters, x, y, stream)
+
+
+def test_what_a_module_says_about_records_is_dropped_inside_a_client(capfd, caplog):
+    model, records = Talkative(mlp, K), Records(np.full((3, F), 31337.0), np.zeros(3))
+    with pytest.raises(RuntimeError, match="31337"):  # to whoever calls it on public records
+        model.clipped_sum(model.initial(), records, C)
+    calls = [
+        lambda: model.clipped_sum(model.initial(), records, C),
+        lambda: model.update(model.initial(), records, {}),
+        lambda: model.usable(records),
+    ]
+    for call in calls:
+        assert Confinement("key").run("client", call) is None
+    assert capfd.readouterr() == ("", "")
+    assert caplog.text == ""
 
 
 def test_a_client_without_records_sends_zero_and_has_none_that_are_usable():

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 from sqlalchemy import func, insert, select, update
 
 from dpray.platform.privacy import gdp
-from dpray.platform.privacy.budget import Budget, remaining_epsilon
+from dpray.platform.privacy.budget import Budget, remaining_epsilon, upper_mu
+from dpray.platform.privacy.figures import significant
 from dpray.platform.privacy.ledger import composing, rows, schema, statement
 from dpray.platform.privacy.ledger.chain import Entry, Transaction
-from dpray.platform.privacy.ledger.charging import amount, upper_mu
+from dpray.platform.privacy.ledger.charging import amount
 from dpray.platform.privacy.ledger.errors import BudgetConflict, LedgerError
 from dpray.platform.privacy.ledger.plan import spend_text
 from dpray.platform.privacy.ledger.statement import Statement
@@ -91,7 +92,7 @@ class Account:
             return self.population.storage.read(lambda connection: self._composed(connection, row))
         if row.unbounded:
             return float("inf")
-        return gdp.epsilon(upper_mu(row.spent), row.budget.delta) if row.spent else 0.0
+        return gdp.epsilon(upper_mu(row.spent), row.budget.delta)
 
     @property
     def remaining_epsilon(self) -> float:
@@ -177,7 +178,7 @@ class Account:
             raise BudgetConflict(
                 f"The {self.unit} account of population {self.population.name!r} cannot be lowered to ε = "
                 f"{budget.epsilon:g} at δ = {budget.delta:g}: what is spent and set aside by plans composes to ε = "
-                f"{committed:.6g} there. Close runs that are over, or keep a budget of at least that."
+                f"{significant(committed, 6)} there. Close runs that are over, or keep a budget of at least that."
             )
 
     def _refuse_below(self, row: rows.AccountRow, budget: Budget) -> None:
@@ -196,7 +197,7 @@ class Account:
                 f"The {self.unit} account of population {self.population.name!r} cannot be lowered to ε = "
                 f"{budget.epsilon:g} at δ = {budget.delta:g}: {amount(measured, row.spent)} of that is spent and "
                 f"{amount(measured, row.reserved)} is set aside by plans. Close runs that are over, or keep a budget "
-                f"of at least ε = {gdp.epsilon(upper_mu(committed), budget.delta):.6g}."
+                f"of at least ε = {significant(gdp.epsilon(upper_mu(committed), budget.delta), 6)}."
             )
 
 

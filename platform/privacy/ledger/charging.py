@@ -14,13 +14,13 @@ unit is finer than or equal to a release's is charged q: a neighbour in the fine
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from fractions import Fraction
 from functools import lru_cache
 
 from dpray.platform.privacy import gdp
-from dpray.platform.privacy.budget import to_mu
+from dpray.platform.privacy.budget import to_mu, upper_mu
+from dpray.platform.privacy.figures import significant
 from dpray.platform.privacy.ledger.errors import BudgetExceeded, LedgerError
 from dpray.platform.privacy.ledger.rows import AccountRow, Maxima
 from dpray.platform.privacy.mechanisms import Unit
@@ -45,14 +45,6 @@ def factor(population: str, account: Unit, release: Unit, maxima: Maxima) -> int
     return most * most
 
 
-def upper_mu(quanta: int) -> float:
-    """The smallest float μ with μ² ≥ the quanta: spends are reported on the safe side."""
-    mu = to_mu(quanta)
-    if Fraction(mu) ** 2 < Fraction(quanta, 2**60):
-        mu = math.nextafter(mu, math.inf)
-    return mu
-
-
 def admit(
     population: str, account: AccountRow, asked: int | None, own: int, what: str, holders: Callable[[], str] = str
 ) -> None:
@@ -74,10 +66,10 @@ def admit(
     remaining = free + own
     message = (
         f"Population {population!r}, {account.unit} account: {what} asks for {_ask(account, asked)}, and "
-        f"{amount(account, remaining)} is left. The budget is ε = {account.budget.epsilon:g} at δ = "
-        f"{account.budget.delta:g}; spent {amount(account, account.spent)}, set aside by plans "
-        f"{amount(account, account.reserved)}{holders()}. Nothing was charged: ask for less, close runs that are "
-        "over, or amend the budget, which starts a new claim."
+        f"{amount(account, remaining, up=False)} is left. The budget is ε = "
+        f"{account.budget.epsilon:g} at δ = {account.budget.delta:g}; spent {amount(account, account.spent)}, set "
+        f"aside by plans {amount(account, account.reserved)}{holders()}. Nothing was charged: ask for less, close runs "
+        "that are over, or amend the budget, which starts a new claim."
     )
     raise BudgetExceeded(
         message,
@@ -91,21 +83,22 @@ def admit(
     )
 
 
-def amount(account: AccountRow, quanta: int) -> str:
-    """An amount in words: share of the budget's μ², and ε it amounts to alone."""
+def amount(account: AccountRow, quanta: int, *, up: bool = True) -> str:
+    """An amount in words: share of the budget's μ², and ε it amounts to alone; what is left is rounded down."""
     limit = account.limit or 1
     if quanta <= 0:
         return "0 % of μ² (ε = 0)"
-    epsilon = gdp.epsilon(upper_mu(quanta), account.budget.delta)
-    return f"{_percent(Fraction(100 * quanta, limit))} % of μ² (ε = {epsilon:.4g} alone)"
+    delta = account.budget.delta
+    epsilon = gdp.epsilon(upper_mu(quanta), delta) if up else gdp.lower_epsilon(to_mu(quanta), delta)
+    share = _percent(Fraction(100 * quanta, limit), up=up)
+    return f"{share} % of μ² (ε = {significant(epsilon, 4, up=up)} alone)"
 
 
 def _ask(account: AccountRow, asked: int | None) -> str:
     return "an infinite μ² (a release without noise; ε = ∞)" if asked is None else amount(account, asked)
 
 
-def _percent(share: Fraction) -> str:
+def _percent(share: Fraction, *, up: bool) -> str:
     """Six digits, and as many more as keep a share that is not 100 from reading as 100."""
-    value = float(share)
-    text = f"{value:.6g}"
-    return text if text != "100" or share == 100 else f"{value:.17g}"
+    texts = (significant(share, digits, up=up) for digits in (6, 12, 18, 24))
+    return next((text for text in texts if text != "100" or share == 100), "100")

@@ -24,9 +24,10 @@ from math import nextafter
 from sqlalchemy import Connection
 
 from dpray.platform.privacy import pld
-from dpray.platform.privacy.budget import Budget
+from dpray.platform.privacy.budget import Budget, upper_mu
+from dpray.platform.privacy.figures import significant
 from dpray.platform.privacy.ledger import rows
-from dpray.platform.privacy.ledger.charging import factor, upper_mu
+from dpray.platform.privacy.ledger.charging import factor
 from dpray.platform.privacy.ledger.errors import BudgetExceeded, LedgerError
 from dpray.platform.privacy.ledger.rows import AccountRow, LineRow, Maxima
 from dpray.platform.privacy.mechanisms import Unit
@@ -128,10 +129,10 @@ def admit(
     both = charged(connection, population) + planned(connection, population)
     with_plans = epsilon(population, account.unit, budget.delta, maxima, both)
     raise BudgetExceeded(
-        f"Population {population!r}, {account.unit} account (pld): {what} would take it to ε = {after:.6g} at δ = "
-        f"{budget.delta:g}, and the budget is ε = {budget.epsilon:g}. Spent is ε = {now:.6g}, and ε = {with_plans:.6g} "
-        f"with what is set aside by plans{holders()}. Nothing was charged: ask for less, close runs that are over, or "
-        "amend the budget, which starts a new claim.",
+        f"Population {population!r}, {account.unit} account (pld): {what} would take it to ε = {significant(after, 6)} "
+        f"at δ = {budget.delta:g}, and the budget is ε = {budget.epsilon:g}. Spent is ε = {significant(now, 6)}, and "
+        f"ε = {significant(with_plans, 6)} with what is set aside by plans{holders()}. Nothing was charged: ask for "
+        "less, close runs that are over, or amend the budget, which starts a new claim.",
         population=population,
         unit=str(account.unit),
     )

@@ -15,9 +15,10 @@ from typing import Any
 from sqlalchemy import Connection, func, select
 
 from dpray.platform.privacy import gdp
-from dpray.platform.privacy.budget import remaining_epsilon, to_mu
+from dpray.platform.privacy.budget import part_of, remaining_epsilon, to_mu, upper_mu
+from dpray.platform.privacy.figures import significant
 from dpray.platform.privacy.ledger import composing, rows, schema
-from dpray.platform.privacy.ledger.charging import factor, upper_mu
+from dpray.platform.privacy.ledger.charging import factor
 from dpray.platform.privacy.ledger.composing import Spend
 from dpray.platform.privacy.ledger.plan import spend_of
 from dpray.platform.privacy.mechanisms import Unit
@@ -154,11 +155,11 @@ class _Scale:
     def amount(self, quanta: int | None) -> Amount:
         if quanta is None:
             return Amount(None, math.inf, math.inf, math.nan if self.limit is None else math.inf)
-        mu = upper_mu(quanta) if quanta else 0.0
-        epsilon = gdp.epsilon(mu, self.delta) if quanta else 0.0
+        mu = upper_mu(quanta)
+        epsilon = gdp.epsilon(mu, self.delta)
         if self.limit is not None and quanta <= self.limit:
             epsilon = min(epsilon, self.account.budget.epsilon)  # the limit is rounded down, so this holds exactly
-        return Amount(quanta, mu, epsilon, math.nan if self.limit is None else quanta / self.limit)
+        return Amount(quanta, mu, epsilon, math.nan if self.limit is None else part_of(quanta, self.limit))
 
 
 @dataclass
@@ -237,7 +238,8 @@ def budget_fixed(claims: Sequence[Claim]) -> str:
     earlier = (
         "The account had no budget before the first release"
         if first.releases_before
-        else f"The budget fixed before the first release was ε = {first.epsilon:g} at δ = {first.delta:g}"
+        else f"The budget fixed before the first release was ε = {significant(first.epsilon, 6)} at δ = "
+        f"{significant(first.delta, 6)}"
     )
     return (
         f"The budget in force was NOT fixed before the first release but after {last.releases_before} of them (see the "
@@ -261,7 +263,7 @@ def _remaining(account: rows.AccountRow) -> Amount:
     used = account.spent + account.reserved
     left = max(account.limit - used, 0)
     epsilon = remaining_epsilon(account.budget, used)
-    return Amount(left, to_mu(left) if left else 0.0, epsilon, left / account.limit)
+    return Amount(left, to_mu(left) if left else 0.0, epsilon, part_of(left, account.limit, up=False))
 
 
 def _claims(connection: Connection, population: str, unit: Unit) -> tuple[Claim, ...]:

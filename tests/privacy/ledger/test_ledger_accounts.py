@@ -2,6 +2,8 @@
 
 import math
 import pickle
+import re
+from fractions import Fraction
 
 import pytest
 
@@ -169,11 +171,25 @@ def test_the_refusal_has_both_numbers_in_words_and_as_attributes(account, run, r
     assert (error.reserved, error.budget, error.remaining) == (0, SIX.quanta, 10)
     assert "'digits', record account: release training/sum step 1 of run 'first' asks for" in str(error)
     assert "% of μ² (ε = " in str(error)
+    assert "spent 100 %" not in str(error)
     again = pickle.loads(pickle.dumps(error))
     assert (str(again), again.asked, again.remaining) == (str(error), 11, 10)
     releases.make(run, 10, step=1)
     assert account.remaining == 0
     assert account.remaining_epsilon == 0
+
+
+def test_what_is_asked_and_spent_is_told_rounded_up_and_what_is_left_down(account, run, releases):
+    releases.make(run, SIX.quanta // 3 + 1)
+    with pytest.raises(BudgetExceeded) as caught:
+        releases.make(run, SIX.quanta * 2 // 3 + 1, step=1)
+    told = re.findall(r"([\d.]+) % of μ² \(ε = ([\d.]+) alone\)", str(caught.value))
+    asked, left, spent = [(Fraction(share), float(epsilon)) for share, epsilon in told]
+    assert (asked[0], left[0], spent[0]) == (Fraction("66.6667"), Fraction("66.6666"), Fraction("33.3334"))
+    for (_, epsilon), quanta, up in [(asked, 2 / 3, True), (left, 2 / 3, False), (spent, 1 / 3, True)]:
+        exact = gdp.epsilon(math.sqrt(quanta) * SIX.mu, 1e-5)
+        assert abs(epsilon - exact) < 2e-3
+        assert (epsilon > exact) == up
 
 
 @pytest.mark.parametrize("quanta", [0, -5, 1.0, math.nan, math.inf, True, "7"])

@@ -24,13 +24,16 @@ that rewrites the modules around it on purpose.
 
 from __future__ import annotations
 
+import ctypes
+import logging
 import os
 import random
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -46,6 +49,7 @@ EVERYONE = "*"
 """The marker of a pass over all clients of a host at once; one death sends them one by one."""
 _RECORD = 4096
 _SIGNALS = (signal.SIGALRM, signal.SIGINT, signal.SIGTERM)
+_HUSHED = threading.RLock()
 
 
 def silence() -> None:
@@ -61,6 +65,43 @@ def silence() -> None:
     os.close(nowhere)
     sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - stays open as long as the process lives
     sys.stderr = sys.stdout
+
+
+@contextmanager
+def hushed() -> Iterator[None]:
+    """Send what is printed, warned or logged inside the block to nowhere, in a process that may speak otherwise.
+
+    C libraries and child processes are silenced, too, and so is everything else in the process meanwhile; threads take
+    turns. Not covered: what a thread or child process left running says afterwards, and streams opened inside.
+    """
+    with _HUSHED, warnings.catch_warnings(), open(os.devnull, "w", encoding="utf-8") as nowhere:
+        warnings.simplefilter("ignore")
+        streams, disabled = (sys.stdout, sys.stderr), logging.root.manager.disable
+        _flush(*streams)
+        saved = [os.dup(number) for number in (1, 2)]
+        try:
+            for number in (1, 2):
+                os.dup2(nowhere.fileno(), number)
+            sys.stdout = sys.stderr = nowhere
+            logging.disable(sys.maxsize)
+            yield
+        finally:
+            logging.disable(disabled)
+            # What waits in a buffer must be written while its file descriptor still leads nowhere.
+            _flush(sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__, *streams)
+            sys.stdout, sys.stderr = streams
+            for number, kept in zip((1, 2), saved, strict=True):
+                os.dup2(kept, number)
+                os.close(kept)
+
+
+def _flush(*streams: object) -> None:
+    """Flush Python's streams and those of the C library."""
+    for stream in streams:
+        with suppress(OSError, ValueError, AttributeError):
+            stream.flush()  # type: ignore[attr-defined]
+    with suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).fflush(None)
 
 
 class Marker:
@@ -114,7 +155,8 @@ def _put_back() -> Iterator[None]:
         np.random.set_state(legacy)  # noqa: NPY002
         random.setstate(plain)
         for number, handler in handlers.items():
-            signal.signal(number, handler)
+            if signal.getsignal(number) is not handler:  # never so outside the main thread, where none can be set
+                signal.signal(number, handler)
         if dict(os.environ) != environment:
             os.environ.clear()
             os.environ.update(environment)

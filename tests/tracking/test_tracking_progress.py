@@ -11,7 +11,7 @@ from dpray.platform.privacy import gdp
 from dpray.platform.privacy.budget import Budget, to_mu
 from dpray.platform.privacy.ledger import Ledger
 from dpray.platform.privacy.mechanisms import Unit
-from dpray.trainers.progress import Spent
+from dpray.platform.tracking.progress import Spent, against_noise
 
 BUDGET = Budget(8.0, 1e-5)
 
@@ -47,3 +47,10 @@ def test_nothing_and_everything(run):
     spent = Spent(run, "training", Unit.RECORD, (5, None))
     assert spent.row(0)["privacy/mu_run"] == spent.row(0)["privacy/epsilon_run"] == 0
     assert spent.row(2)["privacy/mu_run"] == math.inf
+
+
+def test_a_release_against_its_noise():
+    assert against_noise(5.0, 3.0, "round") == {"round/noise_to_signal": 0.6, "round/signal_to_noise": 4 / 3}
+    assert against_noise(1.0, 2.0, "round")["round/signal_to_noise"] == 0  # shorter than its own noise
+    assert against_noise(1.0, 0.0, "round") == {"round/noise_to_signal": 0.0, "round/signal_to_noise": math.inf}
+    assert against_noise(0.0, 1.0, "round")["round/noise_to_signal"] == math.inf

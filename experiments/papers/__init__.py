@@ -1,0 +1,1 @@
+"""Reproductions of the papers the package implements, one folder a paper."""

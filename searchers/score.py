@@ -1,0 +1,84 @@
+"""How good the result of a central search is: one more release, charged on its own.
+
+| symbol | meaning                                                | in the code |
+|--------|--------------------------------------------------------|-------------|
+| c      | bound: users' losses are clipped to [0, c]             | `bound`     |
+| n, μ_s | users; what the score spends                           | `users`     |
+|        | (1/n) Σ clip(loss_i) + N(0, σ²), σ = c/(nμ_s)          | `release_score` |
+
+A search tells no loss, not even of its result. Who wants to know it asks here, and pays for it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpray.platform.privacy.budget import ceil_quanta, to_mu
+from dpray.platform.privacy.ledger import ReleaseKey
+from dpray.searchers.central import CentralSearch
+from dpray.searchers.losses_trial import LossesTrial
+from dpray.searchers.trial import CANDIDATE, SEARCH
+
+if TYPE_CHECKING:
+    from dpray.platform.privacy.ledger import Attempt
+
+MECHANISM = "score"
+"""Name of the release in the ledger: (label, "score", step 0)."""
+
+
+def release_score(search: CentralSearch, bound: float, *, mu: float) -> float:
+    """The users' mean loss at the search's result, clipped and noised; the same value whenever it is asked again.
+
+    The result is evaluated once more, in another process where Ray runs. The charge is the run's, outside its plan.
+
+    Args:
+        search: finished, not closed.
+        bound: c, public, in losses; smaller losses than 0 count as 0, larger ones and bad ones as c.
+        mu: μ_s.
+
+    Returns:
+        A number around [0, c]: with its noise it may lie outside.
+
+    Raises:
+        SearchUnfinished: the search has no result.
+        BudgetExceeded: the account does not have that much left; nothing was evaluated.
+        RunClosed: the run is closed.
+
+    *Guarantee.* μ_s-GDP for one validation user replaced by another, Δ = c/n; it adds to what the search has spent.
+    """
+    from dpray.platform.curator_asks import ScoreAsk, score_mechanism
+
+    config, mechanism, quanta = search.best_config, score_mechanism(bound, search.users), ceil_quanta(mu)
+    row = "score.0"
+
+    def compute(attempt: Attempt) -> NDArray[Any]:
+        key = search.opened(attempt, mechanism)
+        search.curator.expect([row])
+        _evaluated(search, {**config, CANDIDATE: 0, SEARCH: row})
+        ask = ScoreAsk(row=row, mechanism=mechanism, mu=to_mu(quanta), key=key, seed=search.noise_seed)
+        value = search.curator.score(ask)
+        attempt.hand_out()
+        return np.array([value])
+
+    query = {**search.identity(), "config": config, "bound": float(bound)}
+    released = search.run.release(ReleaseKey(search.label, MECHANISM, 0), query, mechanism, quanta, compute)
+    return float(released.value[0])
+
+
+def _evaluated(search: CentralSearch, config: dict[str, Any]) -> None:
+    """Have one point's losses sent to the curator, by a trial outside of Tune."""
+    import ray
+
+    def evaluate(kind: type[LossesTrial]) -> None:
+        trial: Any = object.__new__(kind)
+        trial.config = config
+        trial.step()
+
+    kind = search.trainable()
+    if ray.is_initialized():
+        ray.get(ray.remote(evaluate).options(num_cpus=0, max_retries=0).remote(kind))
+    else:
+        evaluate(kind)
