@@ -188,9 +188,7 @@ def random(ground: Ground, *, whole: bool = False) -> Iterator[Found]:
 def candidates(ground: Ground, whole: bool) -> tuple[list[dict[str, float]], NDArray[np.float64]]:
     """T(d + 1) configurations and their points: θ_0, and draws from where searches start, or from the whole box."""
     objective = ground.objective
-    low, high = (
-        (objective.lower, objective.upper) if whole else (objective.start_lower, objective.start_upper)
-    )
+    low, high = (objective.lower, objective.upper) if whole else (objective.start_lower, objective.start_upper)
     count = ground.task.iterations * (objective.dimension + 1)
     drawn = np.random.default_rng([ground.seed, 8]).uniform(low, high, (count - 1, objective.dimension))
     configs = [objective.start(ground.seed), *(objective.config(theta) for theta in drawn)]
@@ -219,7 +217,7 @@ def global_bo(ground: Ground) -> Iterator[Found]:
 
 def proposed(d: int, count: int) -> int:
     """How many of global BO's points its model proposes: one takes ½ s up to d = 10, 2 s at d = 20, longer above."""
-    return count - 3 if d <= 2 else 60 if d <= 10 else 20
+    return count - 3 if d <= 2 else 60 if d <= 10 else 20 if d <= 50 else 10
 
 
 FAMILIES: dict[str, Callable[[Ground], Iterator[Found]]] = {

@@ -1,0 +1,229 @@
+"""The tables, as lists of jobs; a CSV takes a job's rows when it is done, and a job that is in it is not run again."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dpray.experiments.papers.dp_gibo.methods import FAMILIES, Found, Ground, dp_gibo
+from dpray.experiments.papers.dp_gibo.simulate import accounts
+from dpray.experiments.papers.dp_gibo.tasks import TASKS, Task
+from dpray.platform.datasets import DatasetMissing
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some families on some tasks.
+
+    Attributes:
+        tasks, families: names.
+        mus: μ of the private methods.
+        variant: what is varied, as text (ablations); "" otherwise.
+        options: arguments of DP-GIBO's search.
+        deviation: τ of the evaluations.
+        rules: step rules of DP-GIBO; () for all of the family.
+        most_seeds: as many of the table's seeds at most (slow methods).
+    """
+
+    tasks: tuple[str, ...]
+    families: tuple[str, ...]
+    mus: tuple[float, ...] = (1.0, 0.2)
+    variant: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    deviation: float = 0.0
+    rules: tuple[str, ...] = ()
+    most_seeds: int | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table: its blocks, and the seeds it has where none are asked for."""
+
+    name: str
+    title: str
+    blocks: tuple[Block, ...]
+    seeds: range
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the CSV; `loss` is the exact mean loss, which only public data may show."""
+
+    task: str
+    variant: str
+    family: str
+    method: str
+    mu: float
+    seed: int
+    evaluations: int
+    loss: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Job:
+    """One family, task and seed."""
+
+    block: Block
+    task: Task
+    family: str
+    seed: int
+
+    @property
+    def key(self) -> tuple[str, str, str, int]:
+        """What its rows have in common."""
+        return self.task.name, self.block.variant, self.family, self.seed
+
+    def rows(self) -> list[Row]:
+        """Run it."""
+        family: Callable[[Ground], Iterator[Found]] = FAMILIES[self.family]
+        with accounts() as open_accounts:
+            ground = Ground(
+                self.task, self.seed, open_accounts, self.block.mus, self.block.options, self.block.deviation
+            )
+            found = list(dp_gibo(ground, self.block.rules) if self.block.rules else family(ground))
+        name, variant = self.task.name, self.block.variant
+        return [
+            Row(name, variant, self.family, f.method, f.mu, self.seed, f.evaluations, f.loss, round(f.seconds, 3))
+            for f in found
+        ]
+
+
+_PRIVATE = ("start", "gibo", "dp-gibo", "differences", "spsa", "random", "random, whole box")
+_ABLATED = ("lasso10", "gp10")
+
+
+def _ablations() -> Iterator[Block]:
+    rules = ("noise_aware", "adagrad")
+    for mu in (0.1, 0.2, 0.5, 1.0, 2.0, 5.0):
+        yield Block(_ABLATED, ("dp-gibo",), (mu,), f"mu={mu:g}", rules=rules)
+        yield Block(_ABLATED, ("random",), (mu,), f"mu={mu:g}")
+    yield Block(_ABLATED, ("start", "gibo"), (), "mu=inf")
+    for bias in (6.0, 3.0, 1.5, 0.75, 0.4):
+        options = {"batch": "adaptive", "bias": bias}
+        yield Block(_ABLATED, ("dp-gibo",), (1.0,), f"bias={bias:g}", options, rules=("noise_aware",))
+    for deviation in (0.0, 0.005, 0.02):
+        for noise in (1e-4, 1e-2, 1.0):
+            variant = f"tau={deviation:g} sigma2={noise:g}"
+            yield Block(_ABLATED, ("dp-gibo",), (1.0,), variant, {"noise": noise}, deviation, ("noise_aware",))
+
+
+def _table(name: str, title: str, tasks: Sequence[str], seeds: range) -> Table:
+    return Table(name, title, (Block(tuple(tasks), _PRIVATE), Block(tuple(tasks), ("global bo",), most_seeds=5)), seeds)
+
+
+TABLES = {
+    table.name: table
+    for table in (
+        _table("lasso", "Group LASSO", [f"lasso{d}" for d in (2, 10, 20)], range(200, 220)),
+        _table("gp", "GP regression", [f"gp{d}" for d in (2, 5, 10, 15)], range(200, 220)),
+        _table("svr", "Kernel SVR", ["svr-gas", "svr-keggundirected", "svr-ct_slices"], range(200, 205)),
+        Table("ablations", "Ablations of DP-GIBO", tuple(_ablations()), range(200, 210)),
+    )
+}
+"""Every table, by name."""
+
+
+def jobs(table: Table, seeds: Iterable[int], tasks: Mapping[str, Task] = TASKS) -> list[Job]:
+    """All jobs of a table, slow ones first within a seed, so that two workers end together."""
+    chosen = list(seeds)
+    return [
+        Job(block, tasks[task], family, seed)
+        for number, seed in enumerate(chosen)
+        for block in reversed(table.blocks)
+        if block.most_seeds is None or number < block.most_seeds
+        for task in reversed(block.tasks)
+        for family in block.families
+    ]
+
+
+def available(table: Table, tasks: Mapping[str, Task] = TASKS) -> tuple[Table, list[str]]:
+    """The table without the tasks whose data is not here, and a sentence for each of those."""
+    missing: dict[str, str] = {}
+    for name in dict.fromkeys(task for block in table.blocks for task in block.tasks):
+        try:
+            tasks[name].objective(0)
+        except DatasetMissing as error:
+            missing[name] = f"{name} was skipped: {error}"
+    blocks = tuple(
+        dataclasses.replace(block, tasks=tuple(task for task in block.tasks if task not in missing))
+        for block in table.blocks
+    )
+    return dataclasses.replace(table, blocks=blocks), list(missing.values())
+
+
+def fill(todo: Sequence[Job], place: Path, *, workers: int = 1, told: Callable[[str], object] = print) -> int:
+    """Run the jobs whose rows `place` does not have, and write each one's rows when it is done.
+
+    Returns:
+        How many jobs were run. Interrupted, it loses the jobs under way and nothing else.
+    """
+    have = {(row.task, row.variant, row.family, row.seed) for row in read(place)}
+    fresh = [job for job in todo if job.key not in have]
+    told(f"{len(todo)} jobs, {len(todo) - len(fresh)} of them are in {place.name}")
+    with _mapper(workers) as imap:
+        for count, rows in enumerate(imap(Job.rows, fresh), 1):
+            _append(place, rows)
+            if count % 10 == 0 or count == len(fresh):
+                told(f"{count} of {len(fresh)}: {rows[-1].task}, seed {rows[-1].seed}, {rows[-1].method}")
+    return len(fresh)
+
+
+def read(place: Path) -> list[Row]:
+    """The rows of a CSV; none where there is no file. A last line that was not written whole is left out."""
+    if not place.is_file():
+        return []
+    with place.open(newline="", encoding="utf-8") as file:
+        lines = [line for line in csv.DictReader(file) if None not in line.values()]
+    return [
+        Row(
+            line["task"],
+            line["variant"],
+            line["family"],
+            line["method"],
+            float(line["mu"]),
+            int(line["seed"]),
+            int(line["evaluations"]),
+            float(line["loss"]),
+            float(line["seconds"]),
+        )
+        for line in lines
+    ]
+
+
+def _append(place: Path, rows: Sequence[Row]) -> None:
+    """All rows of a job in one write, so that none of them is there without the others."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [each.name for each in dataclasses.fields(Row)], lineterminator="\n")
+    if not place.is_file():
+        writer.writeheader()
+    writer.writerows(dataclasses.asdict(row) for row in rows)
+    with place.open("a", newline="", encoding="utf-8") as file:
+        file.write(text.getvalue())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def _mapper(workers: int) -> Iterator[Callable[..., Iterable[list[Row]]]]:
+    """`map` in this process, or `imap_unordered` over several; one BLAS thread each."""
+    if workers == 1:
+        from threadpoolctl import threadpool_limits
+
+        with threadpool_limits(limits=1):
+            yield map
+        return
+    import multiprocessing
+
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[name] = "1"
+    with multiprocessing.get_context("spawn").Pool(workers) as pool:
+        yield pool.imap_unordered
