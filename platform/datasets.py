@@ -11,7 +11,7 @@
 
 A record becomes features through constants that were fixed without looking at the data it is in: what a pixel can be,
 what a category list says, a round number for an amount. A scaler fitted on records would make each record's features
-depend on all others and break a record-level guarantee (ALGORITHMS §0.5).
+depend on all others.
 
 Folder: the argument, else the environment variable DPRAY_DATA. Nothing is downloaded.
 """

@@ -118,6 +118,7 @@ def evaluated(
     task: UserLosses,
     config: Mapping[str, Any],
     *,
+    users: int | None = None,
     strict: bool = True,
     may_run: Callable[[], bool] = lambda: True,
     time_limit: float | None = None,
@@ -127,6 +128,7 @@ def evaluated(
     Args:
         task: whose losses.
         config: the point; the task gets a copy, so that nothing it learns can travel back in it.
+        users: n, as declared beforehand; None takes the task's word.
         strict: refuse a wrong shape in words. Only until the first release of a run; later the row counts as NaN.
         may_run: asked right before code runs on protected users; False: it is not run, and the answer is NaN.
         time_limit: seconds after which that code is taken to hang, and this process ends itself; None waits for ever.
@@ -140,7 +142,8 @@ def evaluated(
 
     *Guarantee.* See the top of this file.
     """
-    users, own = check_task(task), deepcopy(dict(config))
+    told, own = check_task(task), deepcopy(dict(config))
+    users = told if users is None else users
     if _overrides(task, "evaluate"):
         method, call = "evaluate", lambda: task.evaluate(own)
     else:

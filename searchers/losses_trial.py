@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dpray.searchers.batch import Config
+from dpray.searchers.errors import SearchError
 from dpray.searchers.trial import MORE, SEARCH, EvaluationTrial
 
 if TYPE_CHECKING:
@@ -45,7 +46,12 @@ class TaskSource:
 @functools.lru_cache(maxsize=1)
 def _task(source: TaskSource) -> UserLosses:
     if not source.made:
-        made: UserLosses = source.reference()
+        try:
+            made: UserLosses = source.reference()
+        except Exception as error:  # its text may quote the records it could not read
+            raise SearchError(
+                f"The task could not be made where the trial runs ({type(error).__name__}): try it there by hand."
+            ) from None
         return made
     import ray
 
@@ -76,7 +82,12 @@ class LossesTrial(EvaluationTrial):
             try:
                 begin = functools.partial(self.handle.begin, row)
                 losses = evaluated(
-                    self.source.get(), point, strict=is_first(row), may_run=begin, time_limit=self.time_limit
+                    self.source.get(),
+                    point,
+                    users=self.handle.users,
+                    strict=is_first(row),
+                    may_run=begin,
+                    time_limit=self.time_limit,
                 )
             except ShapeRefused as refusal:
                 self.handle.refuse(row, str(refusal))

@@ -9,7 +9,7 @@
 | p, k   |              | candidates, votes of each client                          |        |
 
 Replacing a client's records, or all that user code does with them, changes row i of `messages` only, and nothing else
-that leaves a host: code that fails gives a zero row (a random ballot in a vote), by ALGORITHMS §0.5.
+that leaves a host: code that fails gives a zero row (a random ballot in a vote).
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 import json
 import math
+import traceback
 from pathlib import Path
 
 import numpy as np
@@ -412,6 +413,23 @@ def test_losses_of_the_wrong_shape_end_the_search_with_the_reason(make, task, sa
     assert account.spent == 0
     with pytest.raises(SearchUnfinished, match=says):
         _ = search.best_config
+
+
+def test_a_task_that_cannot_be_made_does_not_say_why_in_its_own_words(make):
+    def broken():
+        raise ValueError("could not convert 'Jane Doe'")
+
+    search = make(broken, users=400)
+    config = search.suggest("a")
+    with pytest.raises(SearchError, match=r"could not be made .* \(ValueError\)") as caught:
+        run_trial(search.trainable(), config)
+    assert "Jane" not in "".join(traceback.format_exception(caught.value))
+
+
+def test_a_task_made_elsewhere_with_another_number_of_users_is_refused(make):
+    search = make(Bowl, users=399)
+    with pytest.raises(ValueError, match=r"shape \(400,\), but one loss per user is needed, shape \(399,\)"):
+        run_trial(search.trainable(), search.suggest("a"))
 
 
 def test_a_number_of_users_that_changes_later_costs_that_point_and_shows_nothing(make):

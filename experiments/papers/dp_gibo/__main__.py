@@ -1,4 +1,4 @@
-"""Make one table: `python -m dpray.experiments.papers.dp_gibo lasso`. Run again, it goes on where it was interrupted."""
+"""Make one table: `python -m dpray.experiments.papers.dp_gibo lasso`. Run again, it goes on where it stopped."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -136,14 +137,19 @@ def _draw_ratios(axes: Axes, task: str, mu: float, rows: Sequence[Row]) -> None:
 def _plain_ticks(axes: Axes) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    axes.xaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, place: f"{value:g}"))
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.tick_params(axis="x", labelsize=7)
+    for axis, given in ((axes.xaxis, axes.get_xscale()), (axes.yaxis, axes.get_yscale())):
+        if given == "log":
+            low, high = axis.get_view_interval()
+            fine = (1.0, 1.2, 1.5, 2.0, 3.0, 5.0, 7.0, 8.5) if high / low < 8 else (1.0, 2.0, 5.0)
+            axis.set_major_locator(LogLocator(base=10, subs=fine if high / low < 100 else (1.0,)))
+            axis.set_major_formatter(FuncFormatter(lambda value, place: f"{value:g}"))
+            axis.set_minor_formatter(NullFormatter())
+    axes.tick_params(labelsize=7)
 
 
 def _draw_ablations(line: Sequence[Axes], task: str, rows: Sequence[Row]) -> None:
     by_mu, by_bias, by_noise = line
+    rows = _relative(rows, "GIBO noise_aware")
     for method in ("DP-GIBO noise_aware", "DP-GIBO adagrad", "private random c=0.5"):
         _curve(by_mu, method, [(row.mu, row) for row in rows if row.variant.startswith("mu=") and row.method == method])
     for method, style in (("GIBO noise_aware", ":"), ("start", "--")):
@@ -156,12 +162,24 @@ def _draw_ablations(line: Sequence[Axes], task: str, rows: Sequence[Row]) -> Non
         _curve(by_noise, f"evaluations off by {deviation:g}", [(_setting(row, "sigma2="), row) for row in own])
     for axes, label in (
         (by_mu, "μ"),
-        (by_bias, "evaluations (bias 6, 3, 1.5, .75, .4)"),
+        (by_bias, "evaluations (bias 6, 3, 1.5, .75, .5)"),
         (by_noise, "σ² of the prior"),
     ):
-        axes.set(xscale="log", yscale="log", xlabel=label, ylabel="exact mean loss" if axes is by_mu else "")
+        axes.set(
+            xscale="log",
+            yscale="log",
+            xlabel=label,
+            ylabel="loss / loss of GIBO without noise" if axes is by_mu else "",
+        )
+        _plain_ticks(axes)
         axes.set_title(task, fontsize=9)
         axes.legend(fontsize=7)
+
+
+def _relative(rows: Sequence[Row], reference: str) -> list[Row]:
+    """Losses as ratios to a method's with the same seed, which takes the spread between seeds out of the intervals."""
+    unit = {row.seed: row.loss for row in rows if row.method == reference}
+    return [dataclasses.replace(row, loss=row.loss / unit[row.seed]) for row in rows if row.seed in unit]
 
 
 def _curve(axes: Axes, label: str, points: Sequence[tuple[float, Row]]) -> None:
