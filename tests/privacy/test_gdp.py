@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from pathlib import Path
 
 import dp_accounting
@@ -245,6 +246,19 @@ def test_bad_numbers_are_refused(call, bad):
 def test_delta_outside_the_open_unit_interval_is_refused(call, bad):
     with pytest.raises(ValueError, match="strictly between 0 and 1"):
         call(bad)
+
+
+@settings(max_examples=500, deadline=None)
+@given(mu=st.floats(0.0, 1e10), epsilon=st.floats(0.0, 1e30))
+def test_the_smallest_and_largest_numbers_have_a_delta(mu, epsilon):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert gdp.log_delta(mu, epsilon) <= 0
+
+
+@pytest.mark.parametrize(("mu", "epsilon"), [(5e-324, 0.0), (2.7e-93, 5e22), (1e-300, 1e-300), (1e-200, 1e100)])
+def test_differences_below_the_smallest_float_are_zero_or_tiny(mu, epsilon):
+    assert gdp.delta(mu, epsilon) <= 1e-90
 
 
 def test_numbers_too_large_for_a_float_are_refused():
