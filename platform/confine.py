@@ -14,8 +14,9 @@ and the journal counts it. After `PATIENCE` deaths of one client on one key its 
 Nobody else's is skipped for it, or one client's record would silence others: a host with n clients dies at most
 `deaths_at_most(n)` times on one key and then answers, and is waited for as long as that takes at most (`slowest`).
 
-What a call changes in its process (NumPy's and Python's random state, NumPy's error state, warnings, signal handlers,
-environment, working folder) is put back after it, so that the next client's code runs as if alone.
+What a call changes in its process (random state of NumPy, Python and torch, NumPy's error state, torch's default type,
+warnings, signal handlers, environment, working folder, umask) is put back after it, so that the next client's code runs
+as if alone. What an object of the user's keeps for itself is not.
 
 *Guarantee.* The content of an exception (message, traceback, cause) is never formatted, stored or sent. Not covered:
 timing, files or sockets that user code opens itself, threads of its own that go on after it has returned, and code
@@ -144,24 +145,68 @@ def slowest(clients: int, limit: float) -> float:
 
 @contextmanager
 def _put_back() -> Iterator[None]:
-    """Put back what user code may change in its process without meaning harm."""
-    legacy, plain = np.random.get_state(), random.getstate()  # noqa: NPY002
-    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
-    environment, folder = dict(os.environ), Path.cwd()
+    """Put back what user code may change in its process without meaning harm. Nothing here raises."""
+    restored = [_random(), _handlers(), _environment(), _folder(), _torch()]
     try:
         with np.errstate(all="ignore"), warnings.catch_warnings():
             yield
     finally:
-        np.random.set_state(legacy)  # noqa: NPY002
-        random.setstate(plain)
-        for number, handler in handlers.items():
+        for restore in (each for group in restored for each in group):
+            with suppress(Exception):  # a folder that is gone, a generator that was replaced
+                restore()
+
+
+Restores = list[Callable[[], object]]
+
+
+def _random() -> Restores:
+    generator, legacy, plain = np.random.get_bit_generator(), np.random.get_state(), random.getstate()  # noqa: NPY002
+    return [
+        lambda: np.random.set_bit_generator(generator),
+        lambda: np.random.set_state(legacy),  # noqa: NPY002
+        lambda: random.setstate(plain),
+    ]
+
+
+def _torch() -> Restores:
+    """Torch's generator and default type; one that is first imported by user code begins anew."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return [lambda: sys.modules["torch"].manual_seed(0)]
+    state, kind = torch.get_rng_state(), torch.get_default_dtype()
+    return [lambda: torch.set_rng_state(state), lambda: torch.set_default_dtype(kind)]
+
+
+def _handlers() -> Restores:
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+
+    def restore() -> None:
+        for number, handler in before.items():
             if signal.getsignal(number) is not handler:  # never so outside the main thread, where none can be set
                 signal.signal(number, handler)
-        if dict(os.environ) != environment:
+
+    return [restore]
+
+
+def _environment() -> Restores:
+    before, mask = dict(os.environ), os.umask(0o077)
+    os.umask(mask)
+
+    def restore() -> None:
+        if dict(os.environ) != before:
             os.environ.clear()
-            os.environ.update(environment)
-        if Path.cwd() != folder:
-            os.chdir(folder)
+            os.environ.update(before)
+
+    return [restore, lambda: os.umask(mask)]
+
+
+def _folder() -> Restores:
+    """The working folder, by descriptor: it may have been renamed, or be gone already."""
+    try:
+        before = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return []
+    return [lambda: os.fchdir(before), lambda: os.close(before)]
 
 
 class Confinement:

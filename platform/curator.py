@@ -34,7 +34,16 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dpray.platform.curator_asks import Ask, GradientAsk, NoiseKey, ScoreAsk, WinnerAsk, digest, distinct_rows
+from dpray.platform.curator_asks import (
+    Ask,
+    CuratorError,
+    GradientAsk,
+    NoiseKey,
+    ScoreAsk,
+    WinnerAsk,
+    digest,
+    distinct_rows,
+)
 from dpray.platform.privacy import checks
 from dpray.platform.privacy.clipping import clip_rows
 from dpray.platform.privacy.mechanisms import ClippedMean
@@ -42,12 +51,8 @@ from dpray.platform.privacy.noise import NoiseSource, from_grid, to_grid
 
 FloatArray = NDArray[np.float64]
 PATIENCE = 2
-"""Deaths of trials in one location's losses before that code is not run again for it."""
+"""Deaths of processes in one location's losses before that code is not run again for it."""
 _LOSS_BITS = 30  # a clipped loss is rounded to c·2⁻³⁰ for a winner, so that sums over users are integers
-
-
-class CuratorError(RuntimeError):
-    """A curator cannot answer. Holds public facts only."""
 
 
 class CuratorLost(CuratorError):  # noqa: N818
@@ -117,10 +122,18 @@ class Curator:
         self._losses = {row: self._losses.get(row) for row in distinct_rows(tuple(rows), none=True)}
         return [row for row, losses in self._losses.items() if losses is None]
 
+    def wanted(self, row: str) -> bool:
+        """Whether a location is expected and its losses are not here yet."""
+        return row in self._losses and self._losses[row] is None
+
     def begin(self, row: str) -> bool:
         """Say that a location's losses are about to be computed. False: `PATIENCE` processes died of it; send NaN."""
         self._begun[row] = self._begun.get(row, 0) + 1
         return self._begun[row] <= PATIENCE
+
+    def begun(self, rows: Sequence[str]) -> bool:
+        """Whether the losses of one of these locations were begun and have not come."""
+        return any(row in self._begun for row in rows)
 
     def submit(self, row: str, losses: ArrayLike) -> bool:
         """Bring the losses of a location, (n,); the first ones stay. False: it is not expected, and was dropped.
@@ -193,7 +206,7 @@ class Curator:
             whole = [np.rint(_bounded(losses, c) / c * steps).astype(np.int64) for losses in self._here(ask.rows)]
             sums = np.array([each.sum() for each in whole], dtype=np.float64)
             scale = ask.mechanism.scale(ask.epsilon) / c * self.users * steps * (1 + 2.0**-50)
-            if scale > 0:
+            if math.isfinite(ask.epsilon):
                 exponential = NoiseSource(ask.seed).generator(*ask.key, "winner").standard_exponential(len(sums))
                 with np.errstate(divide="ignore"):
                     sums += scale * np.log(exponential)

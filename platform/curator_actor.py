@@ -23,19 +23,25 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dpray.platform.confine import silence
-from dpray.platform.curator import Curator, CuratorError, CuratorLost, RowsMissing, vector
-from dpray.platform.curator_asks import GradientAsk, ScoreAsk, WinnerAsk
+from dpray.platform.curator import Curator, CuratorLost, RowsMissing, vector
+from dpray.platform.curator_asks import Ask, CuratorError, GradientAsk, ScoreAsk, WinnerAsk, require_paid
 from dpray.platform.privacy import checks
+
+if TYPE_CHECKING:
+    from dpray.platform.privacy.ledger import Attempt
 
 _AWAY = 120.0
 """Seconds a dead curator may take to come back."""
 _PAUSE = 0.2
+_METHODS = frozenset(
+    {"expect", "wanted", "begin", "begun", "submit", "refuse", "refusal", "gradient", "score", "winner"}
+)
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,8 @@ class CuratorActor:
         try:
             if self._curator is None:
                 self._curator = self._open()
+            if method not in _METHODS:
+                return Refusal(f"A curator does not answer {method!r}.")
             return getattr(self._curator, method)(*arguments)
         except RowsMissing as missing:
             return Refusal(str(missing), missing.rows)
@@ -101,9 +109,22 @@ class CuratorHandle:
         sent = np.array(vector(losses, self.users))  # of its own: Ray would pickle a view's whole base
         return bool(_asked(self._curator, "submit", row, sent, again=True))
 
+    @property
+    def local(self) -> bool:
+        """Whether the curator is in this process."""
+        return isinstance(self._curator, Curator)
+
+    def wanted(self, row: str) -> bool:
+        """`Curator.wanted`. Raises CuratorLost."""
+        return bool(_asked(self._curator, "wanted", row, again=True))
+
     def begin(self, row: str) -> bool:
         """`Curator.begin`: whether to compute the losses of a location. Raises CuratorLost."""
         return bool(_asked(self._curator, "begin", row, again=True))
+
+    def begun(self, rows: Sequence[str]) -> bool:
+        """`Curator.begun`. Raises CuratorLost."""
+        return bool(_asked(self._curator, "begun", tuple(rows), again=True))
 
     def refuse(self, row: str, sentence: str) -> None:
         """Say why the task's losses were refused: the sentence of a `ShapeRefused`. Raises CuratorLost."""
@@ -136,17 +157,23 @@ class CuratorOwner:
         sentence = _asked(self._curator, "refusal", again=True)
         return None if sentence is None else str(sentence)
 
-    def gradient(self, ask: GradientAsk) -> NDArray[np.float64]:
-        """`Curator.gradient`. Raises also CuratorLost."""
-        return np.array(_asked(self._curator, "gradient", ask), dtype=np.float64)
+    def gradient(self, ask: GradientAsk, attempt: Attempt) -> NDArray[np.float64]:
+        """`Curator.gradient`, for a release that was charged. Raises also CuratorLost."""
+        return np.array(self._paid("gradient", ask, attempt), dtype=np.float64)
 
-    def score(self, ask: ScoreAsk) -> float:
-        """`Curator.score`. Raises also CuratorLost."""
-        return float(_asked(self._curator, "score", ask))
+    def score(self, ask: ScoreAsk, attempt: Attempt) -> float:
+        """`Curator.score`, for a release that was charged. Raises also CuratorLost."""
+        return float(self._paid("score", ask, attempt))
 
-    def winner(self, ask: WinnerAsk) -> int:
-        """`Curator.winner`. Raises also CuratorLost."""
-        return int(_asked(self._curator, "winner", ask))
+    def winner(self, ask: WinnerAsk, attempt: Attempt) -> int:
+        """`Curator.winner`, for a release that was charged. Raises also CuratorLost."""
+        return int(self._paid("winner", ask, attempt))
+
+    def _paid(self, method: str, ask: Ask, attempt: Attempt) -> Any:
+        require_paid(ask, attempt)
+        value = _asked(self._curator, method, ask)
+        attempt.hand_out()
+        return value
 
     @property
     def process(self) -> int:

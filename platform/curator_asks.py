@@ -14,17 +14,26 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpray.platform.privacy import checks
+from dpray.platform.privacy import checks, gdp
 from dpray.platform.privacy.mechanisms import ClippedMean, NoisyMax
 from dpray.platform.privacy.noise import NoiseSource
 
+if TYPE_CHECKING:
+    from dpray.platform.privacy.ledger import Attempt
+
 FloatArray = NDArray[np.float64]
+
+
+class CuratorError(RuntimeError):
+    """A curator cannot answer. Holds public facts only."""
+
+
 NoiseKey = tuple[str | int, ...]
 """Names a release: population, run, label, mechanism, step."""
 
@@ -134,6 +143,31 @@ class WinnerAsk:
 
 
 Ask = GradientAsk | ScoreAsk | WinnerAsk
+
+
+def require_paid(ask: Ask, attempt: Attempt) -> None:
+    """Refuse to release anything but what was charged.
+
+    Raises:
+        KeyConflict: another mechanism or trust mode was charged; CuratorError: another release, a larger spend, or
+            something without a mechanism on an attempt that was charged for noise.
+    """
+    if attempt.quanta is None:
+        return
+    if ask.mechanism is None:
+        raise CuratorError(f"Release {attempt.key} was charged for noise, and a mean without any is asked for.")
+    charged = ask.mechanism
+    if isinstance(ask, WinnerAsk):  # candidates that could not be evaluated may be missing
+        most = json.loads(attempt.mechanism)["mechanism"].get("candidates", 1)
+        charged = replace(ask.mechanism, candidates=max(most, len(ask.rows)))
+    attempt.check(charged, "central")
+    mu = gdp.mu_from_pure(ask.epsilon) if isinstance(ask, WinnerAsk) else ask.mu
+    key = attempt.key.label, attempt.key.mechanism, attempt.key.step
+    if mu > attempt.mu or ask.key[-3:] != key:
+        raise CuratorError(
+            f"Release {attempt.key} was charged with mu = {attempt.mu:.6g}, and {ask.key} with mu = {mu:.6g} is asked "
+            "for: charge what is released."
+        )
 
 
 def score_mechanism(bound: float, users: int) -> ClippedMean:

@@ -18,9 +18,10 @@ visible, if it is wrong (`ShapeRefused`): it is taken for a matter of the progra
 
 Protected are the users whose losses these are, under replace-one, **if row i of the answer depends on the
 configuration, public data and user i's record only**. Code that normalises by the whole batch, drops bad records, or
-raises because of one record (then all rows become NaN) breaks that without a trace: catch it inside, per record, and
-try the task with `check_losses_alone`. Not protected: records that `fit` trains on; n; timing; how often a trial's
-process died. The trial's process is itself inside the trust boundary, and so is Ray.
+raises, hangs or dies because of one record (then all rows become NaN, which moves a mean by B and not by 2B/n) breaks
+that without a trace: catch it inside, per record, and try the task with `check_losses_alone`. Not protected: records
+that `fit` trains on; n; timing, and with it how often a process died; what a task that lives on keeps for itself from
+one point to the next. The processes that evaluate are themselves inside the trust boundary, and so is Ray.
 """
 
 from __future__ import annotations
@@ -191,7 +192,7 @@ def _overrides(task: UserLosses, method: str) -> bool:
 def _vector(answer: Any, users: int) -> FloatArray | str:
     """The answer as (n,) float64, or the end of a sentence that says why it is none. Runs confined."""
     array = _array(answer)
-    if not _numeric(array):
+    if not _numeric(array) or (array.ndim == 0 and array.dtype == object):
         return f"returned something that is not a vector of real numbers: return {users} losses, one per user."
     if array.ndim == 0:
         return (
@@ -228,9 +229,8 @@ def _array(answer: Any) -> NDArray[Any]:
 
 
 def _numeric(array: NDArray[Any]) -> bool:
-    if array.dtype != object:
-        return array.dtype.kind in "fiub"
-    return array.size == 0 or any(_number(each) is not None for each in array.flat)
+    """By type alone, never by value: what one user's element is must not decide for all."""
+    return array.dtype == object or array.dtype.kind in "fiub"
 
 
 def _number(value: Any) -> float | None:
@@ -238,8 +238,8 @@ def _number(value: Any) -> float | None:
     if isinstance(value, str | bytes | complex | np.complexfloating):
         return None
     try:
-        return float(value)
-    except (TypeError, ValueError, OverflowError):
+        return float(value) if getattr(value, "ndim", 0) == 0 else None
+    except Exception:  # whatever an element does is its own user's matter
         return None
 
 

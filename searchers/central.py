@@ -21,7 +21,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from dpray.platform.curator import PATIENCE
 from dpray.platform.privacy import checks
 from dpray.platform.privacy.budget import Budget, floor_quanta, split, to_mu
 from dpray.platform.privacy.ledger import Plan, PlannedRelease, ReleaseKey
@@ -57,8 +56,8 @@ class CentralSearch(PrivateSearcher):
         reserve: set the spend aside before the first trial. False where the run's plan has the line `planned` already.
         max_concurrent: trials in flight; None: as many as the cluster has CPUs.
         resources: what one trial reserves, by default one CPU.
-        time_limit: seconds that the losses of one point may take before they are taken to hang (its trial then ends, is
-            tried again, and in the end the point counts as NaN for all); None waits for ever.
+        time_limit: seconds that the losses of one point may take before they are taken to hang, and their process is
+            ended; None waits for ever.
         curator_actor: False keeps the curator in this process (tests, simulations).
 
     Attributes:
@@ -91,11 +90,6 @@ class CentralSearch(PrivateSearcher):
         curator_actor: bool = True,
     ) -> None:
         super().__init__(max_retries=max_retries, max_concurrent=_cpus() if max_concurrent is None else max_concurrent)
-        if max_retries < PATIENCE:
-            raise ValueError(
-                f"max_retries is {max_retries}; give {PATIENCE} or more: a point whose losses kill their process is "
-                f"tried {PATIENCE} times, and then counts like one whose code raised."
-            )
         self.task, self.run, self.label, self.reserve = task, run, label, reserve
         self.users = _users(task, users)
         self.quanta = _spend(budget, mu, quanta)
@@ -196,7 +190,10 @@ class CentralSearch(PrivateSearcher):
         todo = [(row, config) for row, config in needed if row in missing]
         size = self.points_per_trial
         chunks = [todo[i : i + size] for i in range(0, len(todo), size)]
-        return [suggestion([config for _, config in chunk], [row for row, _ in chunk]) for chunk in chunks]
+        strict = step == 0 and not any(account.spent for account in self.run.population.accounts())
+        return [
+            suggestion([config for _, config in chunk], [row for row, _ in chunk], strict=strict) for chunk in chunks
+        ]
 
     def usable(self, step: int, batch: Batch) -> list[int] | str:
         """Numbers of the points of a settled step that could be evaluated; a sentence where too few could.
@@ -247,7 +244,7 @@ class CentralSearch(PrivateSearcher):
     def opened(self, attempt: Attempt, mechanism: Releasable) -> tuple[str | int, ...]:
         """Check an attempt before its value is computed, and name its noise."""
         attempt.check(mechanism, "central")
-        if self.noise_seed is not None and self.quanta is not None:
+        if self.noise_seed is not None and attempt.quanta is not None:
             attempt.stamp(SEEDED)
         key = attempt.key
         return self.run.population.name, self.run.name, key.label, key.mechanism, key.step

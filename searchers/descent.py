@@ -245,8 +245,7 @@ class PrivateDescent(CentralSearch):
                 key=self.opened(attempt, mechanism),
                 seed=self.noise_seed,
             )
-            value: NDArray[Any] = self.released(t, lambda: self.curator.gradient(ask))
-            attempt.hand_out()
+            value: NDArray[Any] = self.released(t, lambda: self.curator.gradient(ask, attempt))
             return value
 
         # The earlier releases fix θ_t and the points. Their last bits may differ on another machine, and which points

@@ -157,8 +157,7 @@ class GlobalBOSearch(CentralSearch):
                 key=self.opened(attempt, mechanism),
                 centre=False,
             )
-            means = self.released(step, lambda: self.curator.gradient(ask))
-            attempt.hand_out()
+            means = self.released(step, lambda: self.curator.gradient(ask, attempt))
             return np.concatenate([points, means[:, None]], axis=1)
 
         # Points depend on how an optimiser converged; the stored value tells them, the request does not.

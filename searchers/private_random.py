@@ -162,8 +162,7 @@ class PrivateRandomSearch(CentralSearch):
                 key=self.opened(attempt, mechanism),
                 seed=self.noise_seed,
             )
-            winner = self.released(0, lambda: self.curator.winner(ask))
-            attempt.hand_out()
+            winner = self.released(0, lambda: self.curator.winner(ask, attempt))
             return np.array([used[winner]], dtype=np.int64)
 
         query = {**self.identity(), "configurations": list(self.candidates)}

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from dpray.platform.privacy.budget import ceil_quanta, to_mu
 from dpray.platform.privacy.ledger import ReleaseKey
 from dpray.searchers.central import CentralSearch
-from dpray.searchers.losses_trial import LossesTrial
 from dpray.searchers.trial import CANDIDATE, SEARCH
 
 if TYPE_CHECKING:
@@ -59,8 +58,7 @@ def release_score(search: CentralSearch, bound: float, *, mu: float) -> float:
         search.curator.expect([row])
         _evaluated(search, {**config, CANDIDATE: 0, SEARCH: row})
         ask = ScoreAsk(row=row, mechanism=mechanism, mu=to_mu(quanta), key=key, seed=search.noise_seed)
-        value = search.curator.score(ask)
-        attempt.hand_out()
+        value = search.curator.score(ask, attempt)
         return np.array([value])
 
     query = {**search.identity(), "config": config, "bound": float(bound)}
@@ -70,15 +68,6 @@ def release_score(search: CentralSearch, bound: float, *, mu: float) -> float:
 
 def _evaluated(search: CentralSearch, config: dict[str, Any]) -> None:
     """Have one point's losses sent to the curator, by a trial outside of Tune."""
-    import ray
-
-    def evaluate(kind: type[LossesTrial]) -> None:
-        trial: Any = object.__new__(kind)
-        trial.config = config
-        trial.step()
-
-    kind = search.trainable()
-    if ray.is_initialized():
-        ray.get(ray.remote(evaluate).options(num_cpus=0, max_retries=0).remote(kind))
-    else:
-        evaluate(kind)
+    trial: Any = object.__new__(search.trainable())
+    trial.config = config
+    trial.step()

@@ -8,6 +8,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("dpray", deadline=None)  # how long an example takes says more of the machine than of the code
+settings.load_profile("dpray")
 
 ROOT = Path(__file__).resolve().parent.parent
 

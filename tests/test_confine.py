@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -217,3 +218,48 @@ def test_code_is_confined_outside_the_main_thread_too():
     thread.start()
     thread.join()
     assert found == [3.5]
+
+
+def test_a_working_folder_that_is_gone_does_not_raise_after_the_call(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def moves_and_raises():
+        folder = tmp_path / "gone"
+        folder.mkdir()
+        os.chdir(folder)
+        folder.rmdir()
+        raise RuntimeError("a private value")
+
+    assert Confinement("key").run("client", moves_and_raises) is None
+    assert Path.cwd() == tmp_path
+
+
+def test_a_generator_that_was_replaced_is_put_back():
+    before = np.random.get_bit_generator()
+    state = np.random.get_state()[1].copy()  # noqa: NPY002
+
+    def replaces():
+        np.random.set_bit_generator(np.random.PCG64(1))
+        np.random.random()  # noqa: NPY002
+        return 1
+
+    assert Confinement("key").run("client", replaces) == 1
+    assert np.random.get_bit_generator() is before
+    np.testing.assert_array_equal(np.random.get_state()[1], state)  # noqa: NPY002
+
+
+def test_torchs_random_state_and_type_are_put_back():
+    torch = pytest.importorskip("torch")
+    before, kind = torch.get_rng_state(), torch.get_default_dtype()
+
+    def draws():
+        torch.rand(7)
+        torch.set_default_dtype(torch.float64)
+        os.umask(0o777)
+
+    Confinement("key").run("client", draws)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.get_default_dtype() is kind
+    mask = os.umask(0o022)
+    os.umask(mask)
+    assert mask != 0o777

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import pickle
+import types
 import warnings
 from pathlib import Path
 
@@ -18,12 +19,15 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from dpray.platform import curator as curator_module
-from dpray.platform.curator import Curator, CuratorError, RowsMissing, user_gradients
+from dpray.platform.curator import Curator, RowsMissing, user_gradients
 from dpray.platform.curator_actor import CuratorActor, Refusal, open_curator
-from dpray.platform.curator_asks import GradientAsk, ScoreAsk, WinnerAsk, score_mechanism
+from dpray.platform.curator_asks import CuratorError, GradientAsk, ScoreAsk, WinnerAsk, score_mechanism
+from dpray.platform.privacy.budget import Budget, ceil_quanta
 from dpray.platform.privacy.clipping import clip_rows
+from dpray.platform.privacy.ledger import Ledger, LedgerError, ReleaseKey
 from dpray.platform.privacy.mechanisms import ClippedMean, NoisyMax
 
+FREE = types.SimpleNamespace(quanta=None, hand_out=lambda: None)  # an attempt of an account that is not private
 RELAXED = settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 RATE = 1e-6
 M, N, D, CLIP = 5, 7, 3, 0.5
@@ -391,7 +395,7 @@ def test_half_the_gumbel_noise_is_caught(monkeypatch):
     assert not is_exponential_mechanism(winners(8000), 2.0)
 
 
-@pytest.mark.parametrize("bound", [1e-300, 0.5, 1e300])
+@pytest.mark.parametrize("bound", [1e-100, 0.5, 1e100])
 def test_without_noise_the_lowest_mean_wins_at_every_scale(bound):
     losses = np.array([[0.5, 0.7], [0.5, 0.6], [0.2, np.nan]]) * bound
     assert filled(losses).winner(WinnerAsk(ROWS[:3], NoisyMax(bound, 2, 3), math.inf, ("k",))) == 1
@@ -431,8 +435,70 @@ def test_in_one_process_owner_and_handle_are_the_curator():
         assert owner.expect(ROWS) == list(ROWS)
         for row, losses in zip(ROWS, LOSSES, strict=True):
             assert owner.handle().submit(row, losses)
-        assert np.array_equal(owner.gradient(ask()), filled(LOSSES).gradient(ask()))
+        assert np.array_equal(owner.gradient(ask(), FREE), filled(LOSSES).gradient(ask()))
         with pytest.raises(TypeError, match="cannot be pickled"):
             pickle.dumps(owner.handle())
     with pytest.raises(RowsMissing):
-        owner.gradient(ask(1))
+        owner.gradient(ask(1), FREE)
+
+
+# What was charged ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def charged(tmp_path):
+    """An attempt at a release of the users' mean gradient, charged with μ = ½."""
+    with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
+        people = ledger.population("people")
+        people.account("user", Budget(8.0, 1e-5))
+        run = people.run("run")
+        yield lambda mechanism, step=0: run.charge(
+            ReleaseKey("search", "gradient", step), {}, mechanism, ceil_quanta(0.5)
+        )
+
+
+def asked(step=0, mu=0.5, mechanism=ClippedMean(1.0, 2, 1), rows=("a", "b"), centre=True):
+    weights = np.array([[1.0, -1.0]])
+    return GradientAsk(rows, weights, mechanism, mu, ("search", "gradient", step), centre=centre)
+
+
+@pytest.fixture
+def owner():
+    with open_curator(2, actor=False) as owner:
+        owner.expect(["a", "b"])
+        owner.submit("a", [1.0, 2.0])
+        owner.submit("b", [2.0, 0.0])
+        yield owner
+
+
+def test_what_was_charged_is_released_once(owner, charged):
+    attempt = charged(ClippedMean(1.0, 2, 1))
+    assert owner.gradient(asked(), attempt).shape == (1,)
+    with pytest.raises(LedgerError, match="computed under this attempt already"):
+        owner.gradient(asked(), attempt)
+
+
+@pytest.mark.parametrize(
+    ("ask", "says"),
+    [
+        (asked(mu=0.6), r"charged with mu = 0\.5"),
+        (asked(step=1), "charged with mu"),
+        (asked(mechanism=ClippedMean(2.0, 2, 1)), "is to be computed"),
+        (asked(mechanism=None, mu=math.inf), "without any is asked for"),
+        (WinnerAsk(("a", "b"), NoisyMax(1.0, 2, 2), 0.1, ("search", "gradient", 0)), "is to be computed"),
+        (ScoreAsk("a", score_mechanism(1.0, 2), 0.5, ("search", "gradient", 0)), "is to be computed"),
+    ],
+)
+def test_nothing_else_is_released_for_that_charge(owner, charged, ask, says):
+    attempt = charged(ClippedMean(1.0, 2, 1))
+    release = {GradientAsk: owner.gradient, WinnerAsk: owner.winner, ScoreAsk: owner.score}[type(ask)]
+    with pytest.raises((LedgerError, CuratorError), match=says):
+        release(ask, attempt)
+
+
+def test_a_winner_among_fewer_candidates_than_were_charged_is_paid_for(owner, charged):
+    attempt = charged(NoisyMax(1.0, 2, 3))
+    asks = [WinnerAsk(("a", "b"), NoisyMax(1.0, 2, 2), epsilon, ("search", "gradient", 0)) for epsilon in (0.4, 0.1)]
+    with pytest.raises(CuratorError, match="charged with mu"):
+        owner.winner(WinnerAsk(("a", "b"), NoisyMax(1.0, 2, 2), 0.5, ("search", "gradient", 0)), attempt)
+    assert owner.winner(asks[1], attempt) in (0, 1)

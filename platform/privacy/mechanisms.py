@@ -113,7 +113,7 @@ def _parameters(mechanism: object) -> dict[str, str | int | float]:
 
 def _up(value: float) -> float:
     """Past the few roundings of a quotient and a root."""
-    return value * (1 + 2.0**-50)
+    return max(value * (1 + 2.0**-50), math.nextafter(value, math.inf))
 
 
 def _check(mechanism: object, **values: object) -> None:
@@ -343,9 +343,12 @@ class NoisyMax:
     unit: Unit = field(default=Unit.USER, init=False)
 
     def __post_init__(self) -> None:
+        bound = checks.positive("bound", self.bound)
+        if not 1e-100 <= bound <= 1e100:
+            raise ValueError(f"The bound of a score must lie between 1e-100 and 1e100, but {bound} was given: rescale.")
         _check(
             self,
-            bound=checks.positive("bound", self.bound),
+            bound=bound,
             users=checks.integer("users", self.users, at_least=1),
             candidates=checks.integer("candidates", self.candidates, at_least=1),
         )

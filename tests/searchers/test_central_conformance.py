@@ -158,26 +158,77 @@ def test_the_task_may_be_made_where_the_trial_runs(tmp_path, ray_local):
 
 
 class Deadly(Bowl):
-    """Losses kill or hang their process on one half of the box."""
+    """Losses kill or hang their process on one half of the box, if somebody's record says so."""
+
+    def __init__(self, killer):
+        self.killer = killer
 
     def losses(self, model):
-        if model["lr"] > 0.2:
+        if self.killer and model["lr"] > 0.2:
             os._exit(1)
-        if model["model"]["width"] > 0.2:
+        if self.killer and model["model"]["width"] > 0.2:
             time.sleep(1000)
         return super().losses(model)
 
 
-def test_code_on_protected_users_that_dies_or_hangs_is_given_up_like_code_that_raises(tmp_path, ray_local):
-    run = opened(tmp_path)
-    search = DPGIBOSearch(
-        Deadly(), run, mu=1.0, clip=1.0, iterations=1, space=SPACE, noise_seed=3, time_limit=2.0, rotate=False,
-        batch_size=4,
-    )  # fmt: skip
-    fitted(search, tmp_path)
-    points = np.array([[c["lr"], c["model"]["width"]] for _, c in search.points(0)])
-    assert (points > 0.2).any()
-    assert search.finished
-    assert search.progress["given_up"] == 0
+@pytest.mark.parametrize("per_trial", [1, 4])
+def test_a_record_that_kills_or_hangs_its_process_shows_in_the_noised_gradient_only(tmp_path, ray_local, per_trial):
+    seen = []
+    for killer in (False, True):
+        (tmp_path / str(killer)).mkdir()
+        search = DPGIBOSearch(
+            Deadly(killer), opened(tmp_path / str(killer)), mu=1.0, clip=1.0, iterations=1, space=SPACE, noise_seed=3,
+            time_limit=2.0, rotate=False, batch_size=4, points_per_trial=per_trial,
+        )  # fmt: skip
+        results = fitted(search, tmp_path / str(killer))
+        points = np.array([[c["lr"], c["model"]["width"]] for _, c in search.points(0)])
+        assert (points > 0.2).any(axis=0).all()
+        seen.append((search.reason, search.progress, len(results), len(results.errors), search.get_state()["own"]))
+        search.close()
+    assert seen[0] == seen[1]
     assert np.abs(search.history.gradients).max() < 6 * search.sigma  # every user has a bad point: noise alone
+
+
+class Mortal(Bowl):
+    def fit(self, config):
+        os._exit(1)
+
+
+def test_a_process_that_dies_in_fit_fails_its_trial_and_spends_nothing(tmp_path, ray_local):
+    search = DPGIBOSearch(Mortal(), opened(tmp_path), mu=1.0, clip=1.0, iterations=1, space=SPACE, max_retries=0)
+    results = fitted(search, tmp_path)
+    assert "in `fit`" in str(results.errors[0])
+    assert "0 of the 3 points of iteration 0 could be evaluated" in search.reason
+    assert search.run.population.account("user", Budget(8.0, 1e-5)).spent == 0
     search.close()
+
+
+@pytest.mark.parametrize("how", ["state", "users", "exit", "print"])
+def test_making_the_task_where_the_trial_runs_quotes_no_record(tmp_path, ray_local, capfd, leaks, how):
+    def made():
+        if how == "print":
+            print(f"late words {CANARY}", flush=True)
+            return Bowl()
+        raise SystemExit(f"cannot read people: {CANARY}")
+
+    class Unreadable(Bowl):
+        def __setstate__(self, state):
+            raise ValueError(f"could not convert {CANARY}")
+
+        def __reduce__(self):
+            return object.__new__, (Unreadable,), {"a": 1}
+
+    class Counting(Bowl):
+        @property
+        def users(self):
+            raise ValueError(f"could not count {CANARY}")
+
+    task = {"state": Unreadable(), "users": Counting(), "exit": made, "print": made}[how]
+    search = DPGIBOSearch(task, opened(tmp_path), users=50, mu=1.0, clip=1.0, iterations=1, space=SPACE, max_retries=0)
+    fitted(search, tmp_path)
+    search.close()
+    time.sleep(1.0)  # the log monitor's turn
+    out = capfd.readouterr()
+    assert str(CANARY)[:9] not in out.out + out.err
+    session = Path(ray_local._private.worker._global_node.get_session_dir_path())
+    assert leaks(tmp_path / "tune", CANARY) == leaks(session / "logs", CANARY) == []

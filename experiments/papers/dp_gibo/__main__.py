@@ -22,7 +22,10 @@ def main(arguments: list[str] | None = None) -> int:
     table, missing = available(TABLES[given.table])
     seeds = given.seeds or table.seeds
     place = given.out / f"{table.name}.csv"
-    told = lambda text: print(f"{time.monotonic() - begun:6.0f} s  {text}", flush=True)  # noqa: E731
+
+    def told(text: str) -> None:
+        print(f"{time.monotonic() - begun:6.0f} s  {text}", flush=True)
+
     for sentence in missing:
         told(sentence)
     ran = fill(jobs(table, seeds), place, workers=given.workers, told=told)

@@ -29,10 +29,40 @@ def written(table: Table, rows: Sequence[Row], missing: Sequence[str] = ()) -> s
     if any(row.variant for row in rows):
         parts.append(_ablations(rows))
     else:
+        parts += [f"Ratio of losses to {REFERENCE}, above 1: DP-GIBO is better.", _summary(rows)]
         for task in dict.fromkeys(_in_order(row.task for row in rows)):
             own = [row for row in rows if row.task == task]
             parts += [_comparison(task, mu, own) for mu in _mus(own)]
     return "\n\n".join(parts) + "\n"
+
+
+_SHORT = {
+    "DP-GIBO adagrad": "adagrad",
+    "DP-GIBO sgd": "sgd",
+    "finite differences noise_aware": "finite differences",
+    "SPSA noise_aware": "SPSA",
+    "private random c=0.5": "private random",
+    "private random c=0.5, whole box": "same, whole box",
+    "GIBO noise_aware": "*GIBO*",
+    "random": "*random*",
+    "global BO": "*global BO*",
+}
+"""Columns of the summary; those in italics are not private."""
+
+
+def _summary(rows: Sequence[Row]) -> str:
+    lines = [f"| task | μ | seeds | {' | '.join(_SHORT.values())} |", "|---" * (len(_SHORT) + 3) + "|"]
+    for task in dict.fromkeys(_in_order(row.task for row in rows)):
+        own = [row for row in rows if row.task == task]
+        for mu in _mus(own):
+            losses = by_method(own, mu)
+            reference = losses.get(REFERENCE, {})
+            cells = [
+                str(paired(losses[method], reference).ratio) if set(losses.get(method, {})) & set(reference) else ""
+                for method in _SHORT
+            ]
+            lines.append(f"| {task} | {mu:g} | {len(reference)} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def _comparison(task: str, mu: float, rows: Sequence[Row]) -> str:
@@ -188,10 +218,11 @@ def _curve(axes: Axes, label: str, points: Sequence[tuple[float, Row]]) -> None:
         grouped[row.variant].append((x, row.loss))
     found = sorted((float(np.mean([x for x, _ in own])), geometric([y for _, y in own])) for own in grouped.values())
     if found:
-        x = [each for each, _ in found]
-        low, middle, high = ([getattr(y, part) for _, y in found] for part in ("low", "mean", "high"))
-        (drawn,) = axes.plot(x, middle, "o-", markersize=3, linewidth=1, label=label)
-        axes.fill_between(x, low, high, color=drawn.get_color(), alpha=0.15)
+        places = [each for each, _ in found]
+        (drawn,) = axes.plot(places, [y.mean for _, y in found], "o-", markersize=3, linewidth=1, label=label)
+        axes.fill_between(
+            places, [y.low for _, y in found], [y.high for _, y in found], color=drawn.get_color(), alpha=0.15
+        )
 
 
 def _setting(row: Row, name: str) -> float:

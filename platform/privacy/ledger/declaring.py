@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import Connection, insert, select, update
 
 from dpray.platform.privacy.ledger import schema
 from dpray.platform.privacy.ledger.chain import Transaction, canonical
@@ -73,15 +73,21 @@ def declare(transaction: Transaction, name: str, given: Declared, *, create: boo
         transaction.append("population", {"population": name, **given.cells()})
         return
     there = Declared(*(getattr(row, key) for key in schema.DECLARED))
-    check(name, there, given)
+    check(name, there, given, used=used(connection, name))
     new = {k: v for k, v in given.cells().items() if v is not None and v != getattr(there, k)}
     if new:
         connection.execute(update(schema.populations).where(population.name == name).values(new))
         transaction.append("declare", {"population": name, **new})
 
 
-def check(name: str, there: Declared, given: Declared) -> None:
-    """Refuse what contradicts what is declared already.
+def used(connection: Connection, name: str) -> bool:
+    """Whether anything was ever charged to a population."""
+    released = schema.releases.c
+    return connection.execute(select(released.sequence).where(released.population == name).limit(1)).first() is not None
+
+
+def check(name: str, there: Declared, given: Declared, *, used: bool = False) -> None:
+    """Refuse what contradicts what is declared already, and a first declaration of data that was `used` without one.
 
     Errors: LedgerError with both values and what to do.
     """
@@ -93,6 +99,12 @@ def check(name: str, there: Declared, given: Declared) -> None:
                 f"were made with the first. Open it with {declared}, or without the number."
             )
     before, now = _facts(there), _facts(given)
+    if used and before is None and now is not None:
+        raise LedgerError(
+            f"Population {name!r} was used before anything was declared of it, so that all its data is protected: a "
+            "declaration that comes later could call a part of it public. Go on without one, as before, or use another "
+            "population name for other people."
+        )
     if before is not None and now is not None and before != now:
         raise LedgerError(
             f"Population {name!r} is bound to what was declared at its first use, and this is another declaration: "

@@ -14,7 +14,7 @@ from dpray.platform.privacy.ledger import composing, rows, schema, storing
 from dpray.platform.privacy.ledger.account import Account, budget_cells, record_claim
 from dpray.platform.privacy.ledger.chain import Transaction
 from dpray.platform.privacy.ledger.charging import admit, factor
-from dpray.platform.privacy.ledger.declaring import Declared, check, text_of
+from dpray.platform.privacy.ledger.declaring import Declared, check, text_of, used
 from dpray.platform.privacy.ledger.errors import BudgetConflict, LedgerError, LedgerTampered
 from dpray.platform.privacy.ledger.plan import checked_name
 from dpray.platform.privacy.ledger.rows import AccountRow
@@ -61,7 +61,9 @@ class Population:
         Errors: LedgerError with what differs.
         """
         given = Declared(None, records_per_client, text_of(declaration))
-        check(self.name, self._declared(), given)
+        check(
+            self.name, self._declared(), given, used=self.storage.read(lambda connection: used(connection, self.name))
+        )
 
     def account(self, unit: Unit | str, budget: Budget | None = None, *, kind: str | None = None) -> Account:
         """Open the account of a unit, or create it with a budget.

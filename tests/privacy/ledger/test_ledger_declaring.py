@@ -48,6 +48,18 @@ def test_another_declaration_is_refused_with_what_differs_and_what_to_do(ledger,
     ledger.population("other people", declaration=DIGITS | change)
 
 
+def test_people_who_were_protected_without_a_declaration_cannot_be_declared_public_later(ledger, releases):
+    people = ledger.population("people")
+    people.account("record", Budget(6, 1e-5))
+    releases.make(people.run("first"), 1000)
+    head = ledger.head()
+    for declare in (people.check, lambda declaration: ledger.population("people", declaration=declaration)):
+        with pytest.raises(LedgerError, match="used before anything was declared"):
+            declare(declaration=DIGITS)
+    assert (people.declaration, ledger.head()) == (None, head)
+    ledger.population("people")
+
+
 @pytest.mark.parametrize("order", ["number first", "client first", "at once"])
 def test_no_client_is_larger_than_the_declared_maximum(ledger, order):
     large, number = {"declaration": DIGITS | {LARGEST_CLIENT: 359}}, {"records_per_client": 1}

@@ -115,7 +115,7 @@ def test_every_task_has_the_dimension_of_its_name():
 
 def test_the_tasks_on_real_data(uci_folder, monkeypatch):
     monkeypatch.setenv("DPRAY_DATA", str(uci_folder))
-    assert (TASKS["svr-gas"].objective(0).dimension, TASKS["svr-gas"].objective(0).users) == (103, 1565)
+    assert (TASKS["svr-gas"].objective(0).dimension, TASKS["svr-gas"].objective(0).users) == (103, 2265)
     assert (TASKS["svr-keggundirected"].objective(0).dimension, TASKS["svr-keggundirected"].objective(0).users) == (
         29,
         9000,
@@ -127,4 +127,4 @@ def test_the_task_on_a_part_of_the_ct_slices(ct_folder, monkeypatch):
     task = TASKS["svr-ct_slices"].objective(0)
     assert task.dimension == 22
     assert "a part of 682 records" in task.source
-    assert task.users == 282
+    assert task.users == 382
