@@ -100,6 +100,7 @@ class TestPrivateRandomSearch(Central):
         return PrivateRandomSearch(Bowl(), opened(directory), mu=1.0, bound=4.0, candidates=6, space=space)
 
 
+@pytest.mark.slow
 class TestGlobalBOSearch(Central):
     def make_search(self, directory: Path, space: Mapping[str, Any] | None) -> PrivateSearcher:
         run = opened(directory, private=False)

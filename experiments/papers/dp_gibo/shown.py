@@ -130,7 +130,7 @@ def draw(table: Table, rows: Sequence[Row], place: Path) -> None:
             for axes, task in zip(line, tasks, strict=True):
                 _draw_ratios(axes, task, mu, [row for row in rows if row.task == task])
     figure.suptitle(f"{table.title} ({NOTE})", fontsize=10)
-    figure.savefig(place, dpi=100)
+    figure.savefig(place, dpi=85)
 
 
 _ORDER = (

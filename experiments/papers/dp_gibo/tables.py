@@ -102,10 +102,12 @@ _ABLATED = ("lasso10", "gp10")
 
 def _support_vectors() -> Iterator[Block]:
     """What matters most first: these evaluations are the slow ones."""
-    first = ("start", "dp-gibo", "random")
-    for families in (first, tuple(family for family in _PRIVATE if family not in first)):
-        for task in ("svr-gas", "svr-ct_slices", "svr-keggundirected"):
-            yield Block((task,), families)
+    first, rest = ("start", "dp-gibo", "random"), ("differences", "spsa", "random, whole box")
+    yield Block(("svr-gas",), first)
+    yield Block(("svr-ct_slices",), _PRIVATE)
+    yield Block(("svr-gas",), ("gibo",))
+    yield Block(("svr-keggundirected",), (*first, "gibo"))
+    yield Block(("svr-gas", "svr-keggundirected"), rest)
 
 
 def _ablations() -> Iterator[Block]:
