@@ -3,7 +3,7 @@
 | symbol | code          | meaning                                                                            |
 |--------|---------------|------------------------------------------------------------------------------------|
 | n      | `clients`     | parties of a session                                                               |
-| q, d   | `quorum`      | fewest parties whose input may be opened; d = n − q may be lost in all              |
+| q, d   | `quorum`      | fewest parties whose input may be opened; d = n − q, at least n/20, may be lost     |
 | c      | `colluders`   | parties that pool what they know with the server                                    |
 | k      | `degree`      | neighbours of a party: even, or n − 1 (everybody)                                   |
 | t      | `threshold`   | shares that open a secret; a party's k + 1 *holders* are its neighbours and itself  |
@@ -38,6 +38,10 @@ from dpray.platform.cohort.errors import CohortError
 
 SECRECY = 2.0**-40
 """Most that the chance of a graph which does not protect may be."""
+SMALL = 50
+"""Up to so many parties everybody is everybody's neighbour, unless a degree is given."""
+LATE = 0.05
+"""Part of the parties that a sparse graph bears to lose in all, even where the quorum is everybody."""
 CORRECTNESS = 2.0**-20
 """Most that the chance of a graph in which a needed secret cannot be opened may be."""
 
@@ -74,7 +78,7 @@ def parameters(
     """Degree and threshold for n parties of which n − q may be lost and c collude: the smallest that do, or a refusal.
 
     Args:
-        degree: k to use instead of the smallest that does; from n − 1 on, everybody.
+        degree: k to use instead of the smallest that does (n − 1 up to `SMALL` parties); from n − 1 on, everybody.
         active: the server may deviate from the protocol; then only k = n − 1 is given. A server that chooses who is
             lost could cut a small group out of a sparse graph.
 
@@ -88,7 +92,7 @@ def parameters(
         )
     if degree is not None and degree < 2:
         raise CohortError(f"A masked sum's degree is at least 2; {degree} was given.")
-    if not active:
+    if not active and (clients > SMALL or degree is not None):
         for k in range(2, clients - 1, 2) if degree is None else [degree + degree % 2]:
             if k >= clients - 1:
                 break
@@ -115,7 +119,7 @@ def _complete(clients: int, quorum: int, colluders: int) -> Parameters:
 
 
 def _sparse(clients: int, quorum: int, colluders: int, k: int) -> Parameters | str:
-    others, lost = clients - 1, clients - quorum
+    others, lost = clients - 1, max(clients - quorum, math.ceil(LATE * clients))
     split = min(1.0, math.comb(clients, 2) * _all_of(clients, colluders + lost, k))
     if split > SECRECY / 2:
         return f"might fall apart (probability {split:.1e})"
