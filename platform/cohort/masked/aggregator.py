@@ -154,6 +154,11 @@ class Aggregator:
         """t."""
         return self._given.threshold
 
+    @property
+    def inputs(self) -> frozenset[int]:
+        """Parties whose masked input there is."""
+        return frozenset(self._inputs)
+
     def _self_mask(self, party: int, shares: dict[int, bytes], threshold: int) -> Ring:
         session = self.session
         seed = primitives.combine(list(shares.items())[:threshold])
