@@ -97,10 +97,8 @@ def _summed(recipe: Recipe, expected: Forecast) -> list[tuple[str, str]]:
     lost = given.clients - (given.quorum or given.clients)
     return [
         ("Sums", "masked between clients, whom this machine simulates: shown as distributed"),
-        (
-            "",
-            f"each masks with {found.degree} others; {found.threshold} shares open a secret, {lost} may be lost before a sum is fixed",
-        ),
+        ("", f"each masks with {found.degree} others; {found.threshold} shares open a secret"),
+        ("", f"{lost} may be lost before the set of a sum is fixed"),
     ]
 
 

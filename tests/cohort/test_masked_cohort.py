@@ -10,7 +10,16 @@ from scipy.stats import chi2
 
 from dpray.platform.cohort import ClientsRefused, Cohort, CohortError, GradientSum, QuorumLost, Site, Votes
 from dpray.platform.cohort.dispatch import Dispatch
-from dpray.platform.cohort.masked.messages import Advertisement, MaskedInput, Members, Shares, Survivors, Unmasking
+from dpray.platform.cohort.masked.aggregator import Aggregator
+from dpray.platform.cohort.masked.messages import (
+    Advertisement,
+    MaskedInput,
+    Members,
+    ProtocolRefused,
+    Shares,
+    Survivors,
+    Unmasking,
+)
 from dpray.platform.cohort.masking import MaskingHost, session_of
 from dpray.platform.cohort.queries import Terms
 from dpray.platform.cohort.request import Prepared
@@ -318,6 +327,37 @@ def test_a_host_has_no_part_in_a_try_it_does_not_know(make_masking):
         with pytest.raises(JournalRefused) as caught:
             call()
         assert caught.value.kind == "again"
+
+
+def test_two_runs_at_the_same_time_do_not_mix(make_masking):
+    """One host, the phases of two runs in turns: both sums exact; and a run's messages are refused in the other."""
+    host, names = make_masking(), client_names(4)
+    shards, servers, requests = shards_of(4), {}, {}
+    for index, run in enumerate(("run", "other")):
+        requests[run] = replace(ask(), run=run, nonce=f"{index:032x}", quanta=None)
+        prepared = host.prepare(requests[run])
+        session = session_of(requests[run], prepared.noise, Masked(), host._spec.terms, 3, 1)
+        servers[run] = Aggregator(session)
+        for message in prepared.sent:
+            servers[run].receive(message)
+    rosters = {run: server.rosters() for run, server in servers.items()}
+    with pytest.raises(ProtocolRefused, match="another session"):
+        host.share(requests["run"].nonce, rosters["other"])
+    for method, told in (("share", lambda run: rosters[run]), ("mask", lambda run: servers[run].parcels())):
+        said = {run: told(run) for run in servers}
+        answers = {run: getattr(host, method)(requests[run].nonce, said[run]) for run in servers}
+        with pytest.raises(ProtocolRefused, match="another session"):
+            servers["run"].receive(answers["other"][0])
+        for run, server in servers.items():
+            for message in answers[run]:
+                server.receive(message)
+    for run, server in servers.items():
+        server.survivors()
+        for message in host.unmask(replace(requests[run], participants=names)):
+            server.receive(message)
+        noise = requests[run].mechanism.noise(float("inf"), noisers=2)
+        every = [to_grid(RowSum().clipped_sum(THETA, shard, CLIP), noise.grid) for shard in shards.values()]
+        np.testing.assert_array_equal(server.total(), sum(every))
 
 
 def test_a_masking_host_does_not_answer_a_trusted_sum(make_masking):
