@@ -163,7 +163,8 @@ class MaskedSum:
 
     def _survivors(self, server: Aggregator) -> tuple[str, ...]:
         """Names of those whose masked input there is, in the cohort's order."""
-        return tuple(client for number, client in enumerate(self.members.counts) if number in server.inputs)
+        inputs = server.inputs
+        return tuple(client for number, client in enumerate(self.members.counts) if number in inputs)
 
 
 def _receive(server: Aggregator, messages: Sequence[Any]) -> None:

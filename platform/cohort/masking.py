@@ -109,7 +109,8 @@ class MaskingHost(Host):
     def unmask(self, request: Request) -> list[Unmasking]:
         """Shares that open the sum over `request.participants`, once messages and set are in the journal."""
         participants = request.participants or ()
-        mine = [self._number[client] for client in self._spec.clients if client in set(participants)]
+        inside = set(participants)
+        mine = [self._number[client] for client in self._spec.clients if client in inside]
         current = self._current(request.nonce, mine)
         alive = Members.of((self._number[client] for client in participants), current.session.clients)
         survivors = Survivors(current.session.digest, alive)

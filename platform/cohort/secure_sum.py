@@ -77,7 +77,8 @@ class Masked(SecureSum):
 
     *Guarantee.* In regime `distributed` the server's code, following the protocol and pooling what it sees with the
     cohort's `colluders`, learns of the clients' messages their sum only. Against a server that deviates from the
-    protocol nothing is promised here: keys are passed on by it.
+    protocol nothing is promised here: a cohort's driver passes the keys on and ships the code that its actors run.
+    Signed keys and agreement on the survivors (`Session.active`) are for parties that run code of their own.
 
     Args:
         degree: neighbours each client exchanges keys and shares with; None: as few as do for the cohort's size, quorum

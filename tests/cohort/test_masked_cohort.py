@@ -20,6 +20,7 @@ from dpray.platform.cohort.masked.messages import (
     Survivors,
     Unmasking,
 )
+from dpray.platform.cohort.masked_journal import MaskedJournal
 from dpray.platform.cohort.masking import MaskingHost, session_of
 from dpray.platform.cohort.queries import Terms
 from dpray.platform.cohort.request import Prepared
@@ -198,18 +199,32 @@ def test_with_everybody_needed_a_host_that_was_killed_joins_the_next_try(build, 
     np.testing.assert_array_equal(result.total, exact(result.participants, result.grid))
 
 
-def test_below_the_quorum_nothing_is_committed_and_the_key_can_be_tried_again(build, by_value, open_attempt):
-    cohort = build(quorum=5)
+def test_below_the_quorum_nothing_is_committed_and_the_key_can_be_tried_again(build, by_value, attempt, run, tmp_path):
+    """The budget is intact: however often the key is tried, account and clients' journals count one release."""
+    cohort, mechanism, quanta = build(quorum=5), gradient_mechanism(NUMBER), floor_quanta(0.5)
     cohort.start()
     for handle in cohort._running.handles[:2]:
         by_value.kill(handle)
-    with pytest.raises(QuorumLost, match="4 clients answered, and the quorum is 5") as caught:
-        cohort.sum(open_attempt(), QUERY, gradient_mechanism(NUMBER), MASKED)
+    for _ in range(2):
+        with pytest.raises(QuorumLost, match="4 clients answered, and the quorum is 5") as caught:
+            cohort.sum(attempt(QUERY, mechanism, trust="distributed"), QUERY, mechanism, MASKED)
     assert (caught.value.answered, caught.value.quorum) == (4, 5)
-    assert open_attempt().participants is None
+    assert attempt(QUERY, mechanism, trust="distributed").participants is None
+    assert spent(tmp_path, "client-005") == 0
     cohort.close()
-    result = build(quorum=5).sum(open_attempt(), QUERY, gradient_mechanism(NUMBER), MASKED)
-    assert len(result.participants) == NUMBER
+    again = attempt(QUERY, mechanism, trust="distributed")
+    assert len(build(quorum=5).sum(again, QUERY, mechanism, MASKED).participants) == NUMBER
+    assert run.population.account(Unit.RECORD).spent == quanta
+    assert [spent(tmp_path, client) for client in client_names(NUMBER)] == [quanta] * NUMBER
+
+
+def spent(folder, client):
+    """What the client's own journal has counted, in quanta."""
+    journal = MaskedJournal(folder / "state" / client / "journal.db")
+    try:
+        return journal.spent(client)
+    finally:
+        journal.close()
 
 
 def test_too_many_killed_after_their_masked_input_repeat_their_messages(build, attempt, before_call, monkeypatch):

@@ -59,6 +59,7 @@ class Aggregator:
         self.session = session
         self._phase = "advertise"
         self._keys: dict[int, Advertisement] = {}
+        self._taken: set[bytes] = set()
         self._around: dict[int, tuple[int, ...]] = {}
         self._parameters: Parameters | None = None
         self._shared: dict[int, Shares] = {}
@@ -83,6 +84,8 @@ class Aggregator:
         if not fits(message):
             raise ProtocolRefused(f"A message {name} from party {message.sender} is malformed.")
         into[message.sender] = message
+        if isinstance(message, Advertisement):
+            self._taken |= {message.seal_key, message.mask_key}
 
     def rosters(self) -> dict[int, Roster]:
         """Close *advertise*: draw the graph, and tell each party its neighbours."""
@@ -203,9 +206,8 @@ class Aggregator:
         raise ProtocolRefused("This session is over.")
 
     def _proper_keys(self, message: Advertisement) -> bool:
-        taken = {key for each in self._keys.values() for key in (each.seal_key, each.mask_key)}
         given = {message.seal_key, message.mask_key}
-        return len(given) == 2 and all(len(key) == primitives.KEY for key in given) and taken.isdisjoint(given)
+        return len(given) == 2 and all(len(key) == primitives.KEY for key in given) and self._taken.isdisjoint(given)
 
     def _proper_shares(self, message: Shares) -> bool:
         return (

@@ -158,7 +158,7 @@ class Party:
         self._at("mask")
         self._here(parcel)
         session, digest = self.session, self.session.digest
-        if steps.shape != (session.dimension,):
+        if steps.shape != (session.dimension,) or steps.dtype.kind != "i":
             raise ProtocolRefused(f"This session adds vectors of {session.dimension} integers.")
         senders = [sender for sender, _ in parcel.sealed]
         if len(set(senders)) != len(senders) or not set(senders) <= self._keys.keys():
@@ -253,6 +253,8 @@ class Party:
         if content is None or len(content) != _INDEX + 2 * primitives.SECRET:
             raise ProtocolRefused(f"The shares from party {sender} were not sealed by it for this party and session.")
         index, rest = int.from_bytes(content[:_INDEX], "little"), content[_INDEX:]
+        if index < 1:
+            raise ProtocolRefused(f"A share of party {sender} has no index.")
         return index, rest[: primitives.SECRET], rest[primitives.SECRET :]
 
     def _checked(self, survivors: Survivors) -> None:

@@ -237,8 +237,12 @@ def test_parcels_that_are_not_as_they_must_be_are_refused():
     ]:
         with pytest.raises(ProtocolRefused, match=sentence):
             masked.parties[0].mask(Parcel(of.digest, tuple(wrong)), x)
-    with pytest.raises(ProtocolRefused, match="vectors of 5"):
-        masked.parties[0].mask(good, np.zeros(4, dtype=np.int64))
+    bare = primitives.seal(masked.parties[1]._sealing[0], of.digest, 1, 0, bytes(34))
+    with pytest.raises(ProtocolRefused, match="party 1 has no index"):
+        masked.parties[0].mask(Parcel(of.digest, ((1, bare), *sealed[1:])), x)
+    for message in (np.zeros(4, dtype=np.int64), np.zeros(5)):
+        with pytest.raises(ProtocolRefused, match="vectors of 5 integers"):
+            masked.parties[0].mask(good, message)
     masked.parties[0].mask(good, x)
 
 
