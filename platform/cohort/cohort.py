@@ -75,7 +75,7 @@ class Cohort:
         timeout: seconds to wait for a host's answer to one call, on top of the longest that user code can take.
         limit: seconds one call of user code may take before its process is ended (see `confine`); None: timeout/8.
         secure_sum: for regime `distributed`. `trusted`: the server adds up the hosts' messages itself, a simulation;
-            `masked`: SecAgg+ between clients. A pool's hosts run it for each of their clients (see `secure_sum`).
+            `masked`, or `Masked(degree=…)`: SecAgg+ between clients; a pool's hosts run it for each of theirs.
 
     Raises:
         CohortError: no clients, a client without records, records of different shapes, fewer clients than the quorum,
@@ -96,7 +96,7 @@ class Cohort:
         cap: Budget | None = None,
         timeout: float = DEFAULT_TIMEOUT,
         limit: float | None = None,
-        secure_sum: Literal["trusted", "masked"] = "trusted",
+        secure_sum: Literal["trusted", "masked"] | Masked = "trusted",
     ) -> None:
         checked_clients(shards)
         self.clients: tuple[str, ...] = tuple(shards)

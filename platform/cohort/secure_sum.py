@@ -90,12 +90,14 @@ class Masked(SecureSum):
     degree: int | None = None
 
 
-def named(name: str) -> SecureSum:
-    """The protocol of this name.
+def named(name: str | Masked) -> SecureSum:
+    """The protocol of this name; a masked sum of one's own settings is itself.
 
     Raises:
         CohortError: there is none.
     """
+    if isinstance(name, Masked):
+        return name
     protocols: dict[str, SecureSum] = {"trusted": Trusted(), "masked": Masked()}
     if name not in protocols:
         raise CohortError(f"A secure sum is `trusted` or `masked`; {name!r} was given.")

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpray.platform.cohort import Cohort, GradientSum, confine
+from dpray.platform import confine
+from dpray.platform.cohort import Cohort, GradientSum
 from dpray.platform.privacy.ledger import ReleaseLost
 from dpray.platform.privacy.mechanisms import Regime
 from dpray.platform.privacy.noise import NoiseSource
