@@ -121,6 +121,7 @@ def test_the_trust_mode_says_distributed(tmp_path):
         ({"secure_sum": "magic"}, "`trusted` or `masked`; 'magic'"),
         ({"quorum": 3}, "needs 4 of them to open it, and the quorum is 3"),
         ({"colluders": 6}, "needs 7 of them"),
+        ({"secure_sum": Masked(degree=1)}, "degree is at least 2"),
     ],
 )
 def test_what_cannot_be_masked_is_refused_at_construction(tmp_path, settings, sentence):
