@@ -70,6 +70,7 @@ class Material:
             CohortError: clients without records, fewer than the quorum.
         """
         from dpray.platform.cohort import Cohort
+        from dpray.platform.cohort.cohort import DEFAULT_TIMEOUT
         from dpray.trainers import Rehearsal, TrainingTask
 
         given, search, training = self.recipe.cohort, self.recipe.search, self.recipe.training
@@ -98,7 +99,8 @@ class Material:
             quorum=given.quorum,
             colluders=given.colluders,
             cap=None if given.cap is None else Budget(given.cap.epsilon, given.cap.delta),
-            **({} if given.timeout is None else {"timeout": given.timeout}),
+            timeout=DEFAULT_TIMEOUT if given.timeout is None else given.timeout,
+            secure_sum=given.secure_sum,
         )
 
     @property

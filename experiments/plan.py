@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 from scipy.special import ndtri
 
@@ -25,6 +26,9 @@ from dpray.experiments.spec import Recipe
 from dpray.platform.privacy.budget import Budget, split, to_mu
 from dpray.platform.privacy.ledger import Plan, PlannedRelease
 from dpray.platform.privacy.mechanisms import ClippedSum, Mechanism, Regime, TopKVotes, Unit, vote_failure_bound
+
+if TYPE_CHECKING:
+    from dpray.platform.cohort.masked.parameters import Parameters
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,7 @@ class Forecast(Foreseen):
         noise_to_signal: s·√d / C of one round: length of the noise in the mean gradient over the longest it can be.
         lead: votes by which the best must lead for the winner to be right in 19 of 20 elections; None without a search.
         unanimous_failure: chance of a wrong winner although all clients agree, at most; None without a search.
+        masked: degree and threshold of the masked sums; None without any.
         budget, declaration, warnings: see `Foreseen`.
     """
 
@@ -73,6 +78,7 @@ class Forecast(Foreseen):
     noise_to_signal: float
     lead: float | None
     unanimous_failure: float | None
+    masked: Parameters | None
 
     @property
     def parts(self) -> tuple[NoisedPart, ...]:
@@ -92,7 +98,8 @@ def forecast(recipe: Recipe, scale: Scale) -> Forecast:
     """What the recipe would spend on a cohort of this scale, and how noisy its releases would be.
 
     Raises:
-        RecipeError: the shares are too small to be split over their releases, or a mechanism refuses its noise.
+        RecipeError: the shares are too small to be split over their releases, a mechanism refuses its noise, or the
+            clients' sums cannot be masked with so many lost and colluding.
     """
     budget = budget_of(recipe.budget)
     try:
@@ -127,7 +134,27 @@ def forecast(recipe: Recipe, scale: Scale) -> Forecast:
         noise_to_signal=noise_to_signal,
         lead=lead,
         unanimous_failure=unanimous,
+        masked=_masked(recipe),
     )
+
+
+def _masked(recipe: Recipe) -> Parameters | None:
+    """How the clients' sums are masked, where regime and recipe ask for it."""
+    if recipe.cohort.secure_sum != "masked" or Regime.DISTRIBUTED not in regimes(recipe):
+        return None
+    from dpray.platform.cohort.errors import CohortError
+    from dpray.platform.cohort.masked.parameters import parameters
+
+    given = recipe.cohort
+    try:
+        return parameters(given.clients, given.quorum or given.clients, given.colluders)
+    except CohortError as error:
+        raise RecipeError(f"`cohort.secure_sum: masked`: {error}") from None
+
+
+def regimes(recipe: Recipe) -> set[str]:
+    """Where noise is added, in any part of the recipe."""
+    return {recipe.training.regime, *([] if recipe.search is None else [recipe.search.regime])}
 
 
 def _shares(recipe: Recipe, budget: Budget) -> tuple[int | None, int | None]:
@@ -208,5 +235,10 @@ def _warnings(recipe: Recipe, scale: Scale, noise_to_signal: float, lead: float 
         found.append(
             f"The training is drowned: in every round the noise in the mean gradient is {noise_to_signal:.1f} times as "
             "long as the gradient can be. Use fewer rounds, a larger share, more records, or fewer parameters."
+        )
+    if recipe.cohort.secure_sum == "masked" and Regime.DISTRIBUTED not in regimes(recipe):
+        found.append(
+            "`cohort.secure_sum: masked` changes nothing here: sums are masked where noise is shared by all clients "
+            "(`regime: distributed`), and no part of this recipe says so."
         )
     return tuple(found)

@@ -10,12 +10,13 @@ from rich.text import Text
 from dpray.experiments.figures import number, percent
 from dpray.experiments.kinds import AnyRecipe
 from dpray.experiments.parts import Foreseen, Part
-from dpray.experiments.plan import Forecast, Scale, lead_needed
+from dpray.experiments.plan import Forecast, Scale, lead_needed, regimes
 from dpray.experiments.report import pairs, stamps, table
 from dpray.experiments.spec import Recipe
 from dpray.experiments.standing import Standing
 from dpray.platform.privacy.budget import remaining_epsilon
 from dpray.platform.privacy.noise import SEEDED
+from dpray.platform.privacy.units import Regime
 
 _COHORTS = (0.5, 1, 2, 5, 10)
 
@@ -82,7 +83,23 @@ def _noise(recipe: Recipe, expected: Forecast, scale: Scale) -> list[tuple[str, 
     lines.append(
         ("", f"noise in a round's mean {what}: {expected.noise_to_signal:.3g} times the longest it can be (s·√d / C)")
     )
+    lines += _summed(recipe, expected)
     return lines
+
+
+def _summed(recipe: Recipe, expected: Forecast) -> list[tuple[str, str]]:
+    """How shared noise is added up, and what it will be shown as."""
+    if Regime.DISTRIBUTED not in regimes(recipe):
+        return []
+    if expected.masked is None:
+        return [("Sums", "added up by a trusted server: shown as central (aggregator trusted, shares simulated)")]
+    found, given = expected.masked, recipe.cohort
+    lost = given.clients - (given.quorum or given.clients)
+    return [
+        ("Sums", "masked between clients, whom this machine simulates: shown as distributed"),
+        ("", f"each masks with {found.degree} others; {found.threshold} shares open a secret"),
+        ("", f"{lost} may be lost before the set of a sum is fixed"),
+    ]
 
 
 def _leads(recipe: Recipe, expected: Forecast, scale: Scale) -> list[str]:

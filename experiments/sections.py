@@ -190,6 +190,7 @@ class Cohort(Section):
     colluders: Annotated[int, Field(ge=1)] = 1
     timeout: Positive | None = None
     cap: Cap | None = None
+    secure_sum: Literal["trusted", "masked"] = "trusted"
 
     @field_validator("actors", mode="before")
     @classmethod

@@ -22,7 +22,10 @@ from threadpoolctl import threadpool_limits
 
 from dpray.platform.cohort.client import IntArray, Records, Stack, site_stack
 from dpray.platform.cohort.errors import CohortError
-from dpray.platform.cohort.host import Host, HostSpec, Message, Prepared, Ready, Refusal, Request
+from dpray.platform.cohort.host import Host, HostSpec
+from dpray.platform.cohort.masked.messages import MaskedInput, Parcel, Roster, Shares, Unmasking
+from dpray.platform.cohort.masking import MaskingHost
+from dpray.platform.cohort.request import Message, Prepared, Ready, Refusal, Request
 from dpray.platform.cohort.ticket import JournalRefused
 from dpray.platform.confine import silence
 from dpray.platform.privacy.ledger import Head, ReleaseKey
@@ -86,6 +89,18 @@ class ClientHost:
         """`Host.reveal`."""
         return self._answer(lambda host: host.reveal(run, key, participants, head, lineage))
 
+    def share(self, nonce: str, told: Mapping[int, Roster]) -> list[Shares] | Refusal:
+        """`MaskingHost.share`."""
+        return self._answer(lambda host: _masking(host).share(nonce, told))
+
+    def mask(self, nonce: str, told: Mapping[int, Parcel]) -> list[MaskedInput] | Refusal:
+        """`MaskingHost.mask`."""
+        return self._answer(lambda host: _masking(host).mask(nonce, told))
+
+    def unmask(self, request: Request) -> list[Unmasking] | Refusal:
+        """`MaskingHost.unmask`."""
+        return self._answer(lambda host: _masking(host).unmask(request))
+
     def evaluate(self, run: tuple[str, str], candidate: int, config: Mapping[str, Any]) -> int | Refusal:
         """`Host.evaluate`."""
         return self._answer(lambda host: host.evaluate(run, candidate, config))
@@ -112,11 +127,17 @@ class ClientHost:
 
     def _open(self) -> Host:
         silence()
-        host = Host(self._spec)
+        host = Host(self._spec) if self._spec.masked is None else MaskingHost(self._spec)
         threadpool_limits(limits=1)
         if "torch" in sys.modules:
             sys.modules["torch"].set_num_threads(1)
         return host
+
+
+def _masking(host: Host) -> MaskingHost:
+    if not isinstance(host, MaskingHost):
+        raise CohortError("These clients answer under a trusted sum only.")
+    return host
 
 
 def start_host(spec: HostSpec, *, namespace: str, resources: Mapping[str, float] | None) -> Any:

@@ -35,7 +35,7 @@ from dpray.platform.cohort.actors import PoolShard, SiteShard, start_host
 from dpray.platform.cohort.client import ClientTask, Records, Site, Stack, refuse_larger
 from dpray.platform.cohort.dispatch import Dispatch
 from dpray.platform.cohort.errors import CohortError
-from dpray.platform.cohort.host import HostSpec, Ready, Refusal, Request, marker_path, noisers
+from dpray.platform.cohort.host import HostSpec, marker_path
 from dpray.platform.cohort.layout import (
     balanced,
     checked_clients,
@@ -44,13 +44,18 @@ from dpray.platform.cohort.layout import (
     whole,
 )
 from dpray.platform.cohort.lineage import Shown
+from dpray.platform.cohort.masked.parameters import parameters
+from dpray.platform.cohort.masked_sums import MaskedSum
 from dpray.platform.cohort.queries import Query, Terms
-from dpray.platform.cohort.secure_sum import SecureSum, Trusted
+from dpray.platform.cohort.request import Ready, Refusal, Request, noisers
+from dpray.platform.cohort.secure_sum import Masked, Trusted, named
 from dpray.platform.cohort.sums import ClientSum, Members, central, shared
 from dpray.platform.privacy.budget import Budget
 from dpray.platform.privacy.ledger import Attempt, Head, ReleaseLost, Standing
 from dpray.platform.privacy.mechanisms import Mechanism, Regime
 from dpray.platform.privacy.noise import SEEDED, GridNoise, NoiseSource, counted_noisers
+
+DEFAULT_TIMEOUT = 600.0
 
 
 class Cohort:
@@ -69,10 +74,13 @@ class Cohort:
         cap: each client's own lifetime budget, counted at its site per release at the μ² of one record.
         timeout: seconds to wait for a host's answer to one call, on top of the longest that user code can take.
         limit: seconds one call of user code may take before its process is ended (see `confine`); None: timeout/8.
+        secure_sum: for regime `distributed`. `trusted`: the server adds up the hosts' messages itself, a simulation;
+            `masked`, or `Masked(degree=…)`: SecAgg+ between clients; a pool's hosts run it for each of theirs.
 
     Raises:
         CohortError: no clients, a client without records, records of different shapes, fewer clients than the quorum,
-            a quorum or colluders not above zero, resources the cluster does not have, numbers out of range.
+            a quorum or colluders not above zero, resources the cluster does not have, numbers out of range; a masked
+            sum that could not both survive the losses and withstand the colluders.
     """
 
     def __init__(
@@ -86,8 +94,9 @@ class Cohort:
         quorum: int | None = None,
         colluders: int = 1,
         cap: Budget | None = None,
-        timeout: float = 600.0,
+        timeout: float = DEFAULT_TIMEOUT,
         limit: float | None = None,
+        secure_sum: Literal["trusted", "masked"] | Masked = "trusted",
     ) -> None:
         checked_clients(shards)
         self.clients: tuple[str, ...] = tuple(shards)
@@ -98,6 +107,9 @@ class Cohort:
         if self.quorum > len(self.clients):
             raise CohortError(f"A quorum of {self.quorum} cannot be met by {len(self.clients)} clients: lower it.")
         self.n_min = counted_noisers(self.quorum, whole("colluders", colluders))
+        self._sum, self._colluders = named(secure_sum), colluders
+        if isinstance(self._sum, Masked):
+            parameters(len(self.clients), self.quorum, colluders, self._sum.degree)
         if not timeout > 0 or not (limit is None or limit > 0):
             raise CohortError("timeout and limit are numbers of seconds above zero.")
         self._actors = actors if actors == "auto" else whole("actors", actors)
@@ -106,7 +118,6 @@ class Cohort:
         self._task, self._noise, self._cap = task, noise or NoiseSource(), cap
         self._timeout, self._limit = timeout, timeout / 8 if limit is None else limit
         self._folder = Path(state_dir).expanduser().absolute()
-        self._sum: SecureSum = Trusted()
         self.sites = bool(self._sites)
         self.terms = Terms(task.dimension, task.relative_error, len(self.clients), sum(self.counts.values()))
         self._running: _Running | None = None
@@ -186,7 +197,10 @@ class Cohort:
         )
         if regime is Regime.CENTRAL:
             return central(running.dispatch, running.members, attempt, request, noise, self._noise, self._shown)
-        return shared(running.dispatch, running.members, attempt, request, noise, self._sum, self._shown)
+        asked = running.dispatch, running.members, attempt
+        if isinstance(self._sum, Masked) and regime is Regime.DISTRIBUTED:
+            return MaskedSum(*asked, noise, self._sum, self.terms, self._colluders, self._shown).run(request)
+        return shared(*asked, request, noise, Trusted(), self._shown)
 
     def _refuse(self, attempt: Attempt, standing: Standing) -> None:
         """What must not be computed, whatever the clients would say."""
@@ -329,6 +343,9 @@ class Cohort:
             noise=self._noise,
             cap=self._cap,
             limit=self._limit,
+            masked=self._sum if isinstance(self._sum, Masked) else None,
+            everyone=self.clients if isinstance(self._sum, Masked) else (),
+            colluders=self._colluders,
         )
 
 

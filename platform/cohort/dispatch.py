@@ -33,7 +33,7 @@ from ray.exceptions import (
     WorkerCrashedError,
 )
 
-from dpray.platform.cohort.host import Refusal
+from dpray.platform.cohort.request import Refusal
 from dpray.platform.confine import deaths_at_most, slowest
 
 SPARE = 3

@@ -22,23 +22,23 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from dpray.platform.cohort.client import ClientTask, FloatArray, IntArray, Stack, refuse_larger
 from dpray.platform.cohort.errors import CohortError
 from dpray.platform.cohort.journal import SiteJournal
-from dpray.platform.cohort.queries import Query, Terms
-from dpray.platform.cohort.secure_sum import SecureSum, Trusted
+from dpray.platform.cohort.queries import Terms
+from dpray.platform.cohort.request import Message, Prepared, Ready, Request, charged, digest_of, noisers
+from dpray.platform.cohort.secure_sum import Masked, Trusted
 from dpray.platform.cohort.ticket import JournalRefused, Ticket, members_digest
 from dpray.platform.confine import Confinement, Marker
-from dpray.platform.privacy.budget import Budget, ceil_quanta, to_mu
+from dpray.platform.privacy.budget import Budget
 from dpray.platform.privacy.ledger import Head, ReleaseKey
-from dpray.platform.privacy.ledger.plan import request_digest
-from dpray.platform.privacy.mechanisms import Mechanism, Regime
+from dpray.platform.privacy.mechanisms import Regime
 from dpray.platform.privacy.noise import GridNoise, NoiseSource, to_grid
 
 _BLOCK = 1 << 22
@@ -62,6 +62,9 @@ class HostSpec:
         noise: source of noise; a seeded one also gives the clients' private seeds (tests).
         cap: own lifetime budget of each client, or None.
         limit: seconds for one call of user code, or None.
+        masked: the masked sum that regime `distributed` uses; None: the trusted one.
+        everyone: all clients of the cohort, in its order (for a masked sum), and
+        colluders: how many of them may pool what they know.
     """
 
     name: str
@@ -75,67 +78,9 @@ class HostSpec:
     noise: NoiseSource
     cap: Budget | None
     limit: float | None
-
-
-@dataclass(frozen=True)
-class Request:
-    """A sum, as the driver asks for it.
-
-    `participants`: the committed set, if there is one already; `ledger`, `lineage`: as in `Ticket`;
-    `records_per_client`: the population's declared public maximum m, or None.
-    """
-
-    population: str
-    run: str
-    key: ReleaseKey
-    epoch: int
-    head: Head
-    quanta: int | None
-    query: Query
-    mechanism: Mechanism
-    regime: Regime
-    participants: tuple[str, ...] | None = None
-    ledger: str = ""
-    lineage: Mapping[int, str] = field(default_factory=dict)
-    records_per_client: int | None = None
-
-    @property
-    def mu(self) -> float:
-        """μ of the release; ∞ without noise."""
-        return float("inf") if self.quanta is None else to_mu(self.quanta)
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """A guard's answer: no private value in it. Kinds as `JournalRefused`, and `query`, `load`, `failed`."""
-
-    kind: str
-    sentence: str
-    seen: int | None = None
-
-
-@dataclass(frozen=True)
-class Ready:
-    """A host that is up: its process, and the schema of its records."""
-
-    process: int
-    features: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A host that can answer: what it sends before the commit, and the noise it counts with."""
-
-    sent: Any
-    noise: GridNoise
-
-
-@dataclass(frozen=True)
-class Message:
-    """Integers on the grid, summed over `clients` clients."""
-
-    steps: IntArray
-    clients: int
+    masked: Masked | None = None
+    everyone: tuple[str, ...] = ()
+    colluders: int = 1
 
 
 @dataclass
@@ -148,10 +93,12 @@ class _Held:
 class Host:
     """A host's clients, loaded. Methods answer or raise JournalRefused or CohortError, whose sentences may travel."""
 
-    def __init__(self, spec: HostSpec, secure_sum: SecureSum | None = None) -> None:
+    journal_type: ClassVar[type[SiteJournal]] = SiteJournal
+
+    def __init__(self, spec: HostSpec, secure_sum: Trusted | None = None) -> None:
         self._spec, self._sum = spec, secure_sum or Trusted()
         self._shards = _loaded(spec)
-        self._journal = SiteJournal(Path(spec.folder) / "journal.db", spec.cap)
+        self._journal = self.journal_type(Path(spec.folder) / "journal.db", spec.cap)
         self._marker = Marker(marker_path(spec))
         self._place = {client: index for index, client in enumerate(spec.clients)}
         seeds = self._journal.enrol(spec.clients)
@@ -238,39 +185,37 @@ class Host:
         request.query.check(mechanism, self._spec.terms)
         refuse_larger(self._shards.counts.tolist(), request.records_per_client, request.population)
         noise = mechanism.noise(request.mu, noisers=noisers(request.regime, self._spec.n_min))
-        quanta = request.quanta
-        if quanta is not None:
-            quanta = max(quanta, ceil_quanta(mechanism.mu(noise.sigma)))
-        share = 0.0 if central else noise.share
-        public = {"request": request_digest(request.query.describe(), mechanism, quanta, str(request.regime))}
-        text = json.dumps([public, share.hex(), noise.grid.hex()])
+        quanta, share = charged(request, noise), 0.0 if central else noise.share
         names = (request.population, request.run, request.key.label, request.key.mechanism, request.key.step)
-        digest = hashlib.sha256(text.encode()).hexdigest()
-        committed = request.participants is not None
+        digest, committed = digest_of(request, noise), request.participants is not None
         ledger = request.head, committed, request.ledger, request.lineage
         return Ticket(*names, request.epoch, digest, share, quanta, *ledger), noise
 
     def _message(self, request: Request, ticket: Ticket, noise: GridNoise, members: Sequence[str]) -> IntArray:
         """Σ over members of their rows on the grid, and of their noise where they add it; (d,) int64."""
-        dimension = request.mechanism.dimension
-        total = np.zeros(dimension, dtype=np.int64)
-        confinement = self._confinement(_key(ticket))
+        total = np.zeros(request.mechanism.dimension, dtype=np.int64)
+        for _, rows in self._rows(request, ticket, noise, members):
+            total += rows.sum(axis=0)
+        return total
+
+    def _rows(
+        self, request: Request, ticket: Ticket, noise: GridNoise, members: Sequence[str]
+    ) -> Iterator[tuple[Sequence[str], IntArray]]:
+        """Blocks of members, and their noised messages on the grid, (clients, d) int64."""
+        dimension, confinement = request.mechanism.dimension, self._confinement(_key(ticket))
         for block in _blocks(members, dimension):
             view = _View(self, request.population, block, confinement)
-            total += to_grid(request.query.messages(view), noise.grid).sum(axis=0)
+            rows = to_grid(request.query.messages(view), noise.grid)
             if request.regime is not Regime.CENTRAL and noise.private:
-                total += self._noise(ticket, noise, block, dimension)
-        return total
+                rows += self._noise(ticket, noise, block, dimension)
+            yield block, rows
 
     def _noise(self, ticket: Ticket, noise: GridNoise, members: Sequence[str], dimension: int) -> IntArray:
         source = self._spec.noise
         if not source.reproducible:
-            return np.asarray(source.draw(noise, (len(members), dimension)).sum(axis=0), dtype=np.int64)
+            return source.draw(noise, (len(members), dimension))
         key = (ticket.population, ticket.run, ticket.label, ticket.mechanism, ticket.step)
-        total = np.zeros(dimension, dtype=np.int64)
-        for client in members:
-            total += source.draw(noise, dimension, *key, client)
-        return total
+        return np.stack([source.draw(noise, dimension, *key, client) for client in members])
 
     # the search
 
@@ -353,11 +298,6 @@ class _View:
 def marker_path(spec: HostSpec) -> Path:
     """File of the host's marker (see `confine`)."""
     return Path(spec.folder) / f"running-{spec.name}"
-
-
-def noisers(regime: Regime, n_min: int) -> int:
-    """How many parties' noise a release counts on: one server, one client, or n_min shares."""
-    return n_min if regime is Regime.DISTRIBUTED else 1
 
 
 def _loaded(spec: HostSpec) -> Stack:

@@ -92,7 +92,7 @@ class SiteJournal(SiteFile):
                     (ticket.series, ticket.step, ticket.request),
                 )
             for row in self._rows(database, ticket, members):
-                _same_request(ticket, row)
+                same_request(ticket, row)
                 evidence.update(row.members)
                 if row.state == "revealed":
                     gone = set(row.members)
@@ -126,8 +126,8 @@ class SiteJournal(SiteFile):
             for row in self._rows(database, ticket, members):
                 if row.state == "prepared":
                     continue
-                _same_request(ticket, row)
-                _same_participants(ticket, row, participants)
+                same_request(ticket, row)
+                same_participants(ticket, row, participants)
                 taken.update(row.members)
             if not members:
                 return
@@ -153,8 +153,8 @@ class SiteJournal(SiteFile):
         for row in self._rows(self._database, ticket, of):
             if row.state != "revealed" or min(row.members) not in mine:
                 continue
-            _same_request(ticket, row)
-            _same_participants(ticket, row, participants)
+            same_request(ticket, row)
+            same_participants(ticket, row, participants)
             where = (ticket.series, ticket.step, members_digest(row.members))
             data = self._database.execute(
                 "SELECT message FROM messages WHERE series = ? AND step = ? AND members = ?", where
@@ -177,7 +177,7 @@ class SiteJournal(SiteFile):
             for row in self._rows(database, ticket, members):
                 if row.state == "prepared":
                     continue
-                _same_request(ticket, row)
+                same_request(ticket, row)
                 paid.update(row.members)
             new = [client for client in members if client not in paid]
             if new:
@@ -283,7 +283,7 @@ class SiteJournal(SiteFile):
             (ticket.series, ticket.step, digest, state, ticket.request, ticket.share, quanta, participants, message),
         )
 
-    def _rows(self, database: sqlite3.Connection, ticket: Ticket, members: Sequence[str]) -> list[_Row]:
+    def _rows(self, database: sqlite3.Connection, ticket: Ticket, members: Sequence[str]) -> list[Row]:
         """Rows of a key. The members of the group that asks need not be looked up."""
         self._groups.setdefault(members_digest(tuple(members)), tuple(members))
         query = "SELECT members, state, request, participants FROM messages WHERE series = ? AND step = ?"
@@ -292,19 +292,22 @@ class SiteJournal(SiteFile):
             if digest not in self._groups:
                 row = database.execute("SELECT members FROM groups WHERE digest = ?", (digest,)).fetchone()
                 self._groups[digest] = tuple(json.loads(row[0]))
-            found.append(_Row(self._groups[digest], *cells))
+            found.append(Row(self._groups[digest], *cells))
         return found
 
 
 @dataclass(frozen=True)
-class _Row:
+class Row:
+    """What a group of clients has under a key, without the message."""
+
     members: tuple[str, ...]
     state: str
     request: str
     participants: str | None
 
 
-def _same_request(ticket: Ticket, row: _Row) -> None:
+def same_request(ticket: Ticket, row: Row) -> None:
+    """Refuse a key that was answered for another request."""
     if row.request != ticket.request:
         raise JournalRefused(
             "lost" if ticket.committed else "conflict",
@@ -313,7 +316,8 @@ def _same_request(ticket: Ticket, row: _Row) -> None:
         )
 
 
-def _same_participants(ticket: Ticket, row: _Row, participants: str) -> None:
+def same_participants(ticket: Ticket, row: Row, participants: str) -> None:
+    """Refuse a key that was revealed for another set (digests)."""
     if row.participants != participants:
         raise JournalRefused(
             "conflict",

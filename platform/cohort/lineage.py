@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dpray.platform.cohort.host import Refusal, Request
+from dpray.platform.cohort.request import Refusal, Request
 from dpray.platform.privacy.ledger import Attempt, Standing
 
 

@@ -70,6 +70,10 @@ class Query(ABC):
     def messages(self, clients: HostedClients) -> FloatArray | IntArray:
         """(clients, d): one bounded message each; row i depends on client i only."""
 
+    @abstractmethod
+    def largest(self, terms: Terms) -> float:
+        """Largest absolute coordinate that the whole cohort's un-noised sum can have: public, sizes a masked sum."""
+
     def describe(self) -> dict[str, Any]:
         """The public request, for the digest under which it is charged: plain values and arrays."""
         named = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}  # type: ignore[arg-type]
@@ -112,6 +116,10 @@ class GradientSum(Query):
             rows = rows * (self.floor / np.maximum(counts, self.floor))[:, None]
         return rows
 
+    def largest(self, terms: Terms) -> float:
+        """N·C."""
+        return terms.records * self.clip
+
 
 @dataclass(frozen=True, eq=False)
 class ClientUpdate(Query):
@@ -137,6 +145,10 @@ class ClientUpdate(Query):
         shape = (len(clients.names), len(theta))
         rows = _one_by_one(clients, shape, lambda records: task.update(theta, records, deepcopy(self.settings)))
         return clip_rows(rows, self.clip)
+
+    def largest(self, terms: Terms) -> float:
+        """n·C."""
+        return terms.clients * self.clip
 
 
 @dataclass(frozen=True)
@@ -174,6 +186,10 @@ class Votes(Query):
             for client, row in zip(clients.names, scores, strict=True)
         ]
         return np.stack(ballots)
+
+    def largest(self, terms: Terms) -> float:
+        """n: everybody may vote for the same candidate."""
+        return float(terms.clients)
 
 
 def _check_sum(

@@ -1,22 +1,24 @@
 """How clients' messages become a sum: prepare → commit → reveal, and who sees what on the way.
 
-| step      | where  | what happens                                                                               |
-|-----------|--------|--------------------------------------------------------------------------------------------|
-| prepare   | host   | a noised message is made and split into what the server may have now and what is kept back |
-| commit    | server | the ledger records the set of participants, durably                                        |
-| reveal    | host   | what was kept back, for exactly that set; written to the journal before it is sent         |
-| total     | server | the sum over the set, exact in integers                                                    |
+| step    | where  | trusted                                | masked                                             |
+|---------|--------|----------------------------------------|----------------------------------------------------|
+| prepare | host   | a noised message is made and kept back | each client's is; keys and shares are exchanged,   |
+|         |        |                                        | and the masked messages sent                       |
+| commit  | server | the ledger records the participants    | the same: those whose masked message is there      |
+| reveal  | host   | the message, once it is in the journal | shares that unmask the sum, once the message is in |
+| total   | server | the exact integer sum over the set     | the same; nothing else can be opened               |
 
-`Trusted` keeps the whole message back until the commit. A masked sum sends a masked message in `prepare` (after its own
-exchange of keys and shares) and keeps back its unmask shares; the point of no return is the same: the reveal.
+The reveal is the point of no return, in both: before it the participant set may change from try to try; after it a
+client repeats its message for that set, or refuses the key. A sum that could wrap around is refused, from public
+bounds, before it is made.
 
-Messages are int64 multiples of the grid of the release. They are added modulo 2⁶⁴ nowhere: a sum that could wrap is
-refused, from public bounds, before it is made.
+**The masking party is the client.** A real site is one client on one actor: its masks are made, and its message is, in
+its own process. A pool's hosts hold many virtual clients, and run the protocol for each of them: a simulation of it,
+message by message, that protects a client from the server's code and not from its host.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -37,24 +39,12 @@ class Sealed:
     kept: IntArray
 
 
-class SecureSum(ABC):
-    """A protocol for adding up messages. Stateless: hosts and server each hold their own instance."""
+class SecureSum:
+    """A protocol for adding up noised messages. Stateless: hosts and server each hold their own instance."""
 
     name: ClassVar[str]
     hides_shares: ClassVar[bool]
     """Whether the server's code sees the sum only. Without it `distributed` is shown as a simulation of it."""
-
-    @abstractmethod
-    def prepare(self, message: IntArray) -> Sealed:
-        """At the host: split a noised message (d,) into what is sent now and what is kept back."""
-
-    @abstractmethod
-    def reveal(self, kept: IntArray, participants: Sequence[str]) -> IntArray:
-        """At the host, after the commit: what completes the sum over these participants. Deterministic."""
-
-    @abstractmethod
-    def total(self, sent: Sequence[Any], revealed: Sequence[IntArray], dimension: int) -> IntArray:
-        """At the server: the sum, (d,) int64."""
 
 
 class Trusted(SecureSum):
@@ -79,6 +69,39 @@ class Trusted(SecureSum):
     def total(self, sent: Sequence[Any], revealed: Sequence[IntArray], dimension: int) -> IntArray:
         """The exact integer sum of the messages."""
         return add(revealed, dimension)
+
+
+@dataclass(frozen=True)
+class Masked(SecureSum):
+    """SecAgg+ between clients (`masked.party` has model and guarantee; `masked_sums` runs it).
+
+    *Guarantee.* In regime `distributed` the server's code, following the protocol and pooling what it sees with the
+    cohort's `colluders`, learns of the clients' messages their sum only. Against a server that deviates from the
+    protocol nothing is promised here: a cohort's driver passes the keys on and ships the code that its actors run.
+    Signed keys and agreement on the survivors (`Session.active`) are for parties that run code of their own.
+
+    Args:
+        degree: neighbours each client exchanges keys and shares with; None: as few as do for the cohort's size, quorum
+            and colluders (`masked.parameters`), or everybody.
+    """
+
+    name: ClassVar[str] = "masked"
+    hides_shares: ClassVar[bool] = True
+    degree: int | None = None
+
+
+def named(name: str | Masked) -> SecureSum:
+    """The protocol of this name; a masked sum of one's own settings is itself.
+
+    Raises:
+        CohortError: there is none.
+    """
+    if isinstance(name, Masked):
+        return name
+    protocols: dict[str, SecureSum] = {"trusted": Trusted(), "masked": Masked()}
+    if name not in protocols:
+        raise CohortError(f"A secure sum is `trusted` or `masked`; {name!r} was given.")
+    return protocols[name]
 
 
 def add(messages: Sequence[IntArray], dimension: int) -> IntArray:

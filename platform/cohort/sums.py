@@ -23,13 +23,13 @@ import ray
 from dpray.platform.cohort.client import FloatArray, IntArray
 from dpray.platform.cohort.dispatch import Dispatch
 from dpray.platform.cohort.errors import ClientsRefused, QuorumLost
-from dpray.platform.cohort.host import Message, Refusal, Request
 from dpray.platform.cohort.lineage import Shown, shown_as
-from dpray.platform.cohort.secure_sum import SecureSum, add
+from dpray.platform.cohort.request import Message, Refusal, Request
+from dpray.platform.cohort.secure_sum import Trusted, add
 from dpray.platform.privacy.ledger import Attempt, ReleaseLost
 from dpray.platform.privacy.noise import GridNoise, NoiseSource, from_grid
 
-_REVEALS = 6
+REVEALS = 6
 """Tries to complete a committed sum; a host that died in between prepares again."""
 _INLINE = 100_000
 """Bytes of parameters above which a request is put into the object store once, instead of being sent to each host."""
@@ -110,7 +110,7 @@ def central(
     server has seen the value. One attempt gives one value.
     """
     every = tuple(range(len(members.hosts)))
-    answers = _accepted(_asked(dispatch, "contribute", every, attempt, request, shown))
+    answers = accepted(asked(dispatch, "contribute", every, attempt, request, shown))
     participants = members.of(answers)
     members.require(participants)
     dimension = request.mechanism.dimension
@@ -130,7 +130,7 @@ def shared(
     attempt: Attempt,
     request: Request,
     noise: GridNoise,
-    protocol: SecureSum,
+    protocol: Trusted,
     shown: Shown,
 ) -> ClientSum:
     """Regimes distributed and local: noise by the clients, two phases around `attempt.commit`.
@@ -142,7 +142,7 @@ def shared(
     """
     committed = attempt.participants
     if committed is None:
-        sent = _accepted(_asked(dispatch, "prepare", tuple(range(len(members.hosts))), attempt, request, shown))
+        sent = accepted(asked(dispatch, "prepare", tuple(range(len(members.hosts))), attempt, request, shown))
         participants = members.of(sent)
         members.require(participants)
         # From here on the set is fixed. The hosts' messages are revealed only under it.
@@ -163,7 +163,7 @@ def _completed(
     members: Members,
     attempt: Attempt,
     request: Request,
-    protocol: SecureSum,
+    protocol: Trusted,
     sent: dict[int, Any],
     shown: Shown,
 ) -> IntArray:
@@ -174,12 +174,12 @@ def _completed(
     run = request.population, request.run
     revealed: dict[int, list[Message]] = {}
     behind: Refusal | None = None
-    for _ in range(_REVEALS):
+    for _ in range(REVEALS):
         missing = [host for host in needed if host not in revealed]
         unprepared = [host for host in missing if host not in sent]
         if unprepared:
-            again = _asked(dispatch, "prepare", unprepared, attempt, request, shown)
-            sent.update(_accepted(again, committed=True))
+            again = asked(dispatch, "prepare", unprepared, attempt, request, shown)
+            sent.update(accepted(again, committed=True))
         ready = [host for host in missing if host in sent]
         under = request.head, request.lineage
         answers = dispatch.call("reveal", dict.fromkeys(ready, (run, request.key, participants, *under)))
@@ -191,7 +191,7 @@ def _completed(
             elif isinstance(answer, Refusal) and answer.kind == "head":
                 behind = answer
             else:
-                revealed.update(_accepted({host: answer}, committed=True))
+                revealed.update(accepted({host: answer}, committed=True))
         if behind is not None:
             request = shown_as(request, shown.ask(attempt))
         if len(revealed) == len(needed) or len(answers) < len(ready) or len(ready) < len(missing):
@@ -208,12 +208,12 @@ def _completed(
     return protocol.total(shares, [message.steps for message in messages], request.mechanism.dimension)
 
 
-def _asked(
+def asked(
     dispatch: Dispatch, method: str, hosts: Sequence[int], attempt: Attempt, request: Request, shown: Shown
 ) -> dict[int, Any]:
     """Ask hosts; again under the ledger's newest head where another run of the ledger was faster in between."""
     answers: dict[int, Any] = {}
-    for _ in range(_REVEALS):
+    for _ in range(REVEALS):
         asked = [host for host in hosts if host not in answers or _is_behind(answers[host])]
         if answers:
             request = shown_as(request, shown.ask(attempt))
@@ -229,7 +229,7 @@ def _is_behind(answer: Any) -> bool:
     return isinstance(answer, Refusal) and answer.kind == "head"
 
 
-def _accepted(answers: Mapping[int, Any], *, committed: bool = False) -> dict[int, Any]:
+def accepted(answers: Mapping[int, Any], *, committed: bool = False) -> dict[int, Any]:
     """Answers without refusals; a refusal is raised, as ReleaseLost where a committed set cannot be repeated."""
     for answer in answers.values():
         if isinstance(answer, Refusal):

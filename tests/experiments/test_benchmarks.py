@@ -7,7 +7,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from dpray.experiments.benchmarks import rounds, scale, work
+from dpray.experiments.benchmarks import rounds, scale, secure_sum, work
 from dpray.experiments.benchmarks.measure import Contestant, Round, family, race
 from dpray.trainers.models import LinearHead
 
@@ -62,3 +62,21 @@ def test_many_clients_are_measured_in_memory_and_time(ray_local: ModuleType) -> 
     assert set(found["pss"]) == {"starting", "in rounds"}
     assert found["pss"]["in rounds"]["driver"] > 0
     assert all(timing["seconds"] > 0 for timing in found["rounds"].values())
+
+
+@pytest.mark.parametrize("lost", [0, 5])
+def test_the_masked_sum_that_is_timed_is_the_sum(lost: int) -> None:
+    phases: list[float] = []
+    assert secure_sum.whole(secure_sum.CLIENTS - 5, lost, phases).seconds == pytest.approx(sum(phases))
+
+
+def test_what_a_masking_client_costs_grows_with_its_neighbours_not_with_the_cohort() -> None:
+    small, large = secure_sum.cost(100), secure_sum.cost(1000)
+    assert small.up < large.up < 5 * small.up
+    assert small.down < large.down < 5 * small.down
+
+
+def test_bytes_are_counted_as_bytes() -> None:
+    assert secure_sum.wire((b"abc", 7, (b"d",))) == 8
+    with pytest.raises(TypeError):
+        secure_sum.wire("text")

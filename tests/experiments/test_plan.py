@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from dpray.experiments import report_plan
 from dpray.experiments.plan import Scale, forecast, lead_needed
 from dpray.experiments.reading import RecipeError, write_yaml
 from dpray.experiments.spec import Recipe
@@ -113,3 +114,40 @@ def test_hopeless_settings_are_warned_of_and_good_ones_are_not():
 def test_a_budget_too_small_to_spend_is_refused():
     with pytest.raises(RecipeError, match="too small"):
         forecast(recipe(budget={"epsilon": 1e-15, "delta": 1e-300}), SCALE)
+
+
+def masked(**cohort):
+    return {"clients": 20, "secure_sum": "masked", **cohort}
+
+
+def test_masked_sums_are_planned_with_their_threshold():
+    assert forecast(recipe(), SCALE).masked is None
+    found = forecast(recipe(cohort=masked(quorum=16, colluders=2)), SCALE).masked
+    assert (found.degree, found.threshold) == (19, 12)
+    with pytest.raises(RecipeError, match=r"`cohort.secure_sum: masked`.*needs 11 of them.*quorum is 9"):
+        forecast(recipe(cohort=masked(quorum=9)), SCALE)
+
+
+def test_masked_sums_without_shared_noise_are_warned_of():
+    training = {"algorithm": "dp_fedsofim", "rounds": 40, "regime": "local"}
+    space = {"learning_rate": {"grid": [0.1, 1.0, 10.0, 20.0]}, "clip": {"grid": [0.5, 1]}}
+    search = {"votes": 3, "regime": "central", "space": space}
+    found = forecast(recipe(cohort=masked(), training=training, search=search), SCALE)
+    assert found.masked is None
+    assert any("changes nothing here" in warning for warning in found.warnings)
+
+
+@pytest.mark.parametrize(
+    ("cohort", "words"),
+    [
+        ({"clients": 20}, ["central (aggregator trusted, shares simulated)"]),
+        (
+            masked(quorum=16),
+            ["masked between clients", "shown as distributed", "19 others; 11 shares", "4 may be lost before"],
+        ),
+    ],
+)
+def test_the_plan_says_how_sums_are_added_up(cohort, words):
+    given = recipe(cohort=cohort)
+    said = str(report_plan._noise(given, forecast(given, SCALE), SCALE))
+    assert all(word in said for word in words)
