@@ -147,7 +147,9 @@ class Cohort:
         if regime is Regime.CENTRAL:
             return "central"
         if regime is Regime.DISTRIBUTED:
-            return "distributed" if self._sum.hides_shares else "central (aggregator trusted, shares simulated)"
+            if not self._sum.hides_shares:
+                return "central (aggregator trusted, shares simulated)"
+            return "distributed" if self.sites else "distributed (clients simulated)"
         return "local" if self.sites else "local (clients simulated)"
 
     def noise_for(self, mechanism: Mechanism, mu: float, regime: Regime) -> GridNoise:
