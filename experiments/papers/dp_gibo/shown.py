@@ -58,11 +58,16 @@ def _summary(rows: Sequence[Row]) -> str:
             losses = by_method(own, mu)
             reference = losses.get(REFERENCE, {})
             cells = [
-                str(paired(losses[method], reference).ratio) if set(losses.get(method, {})) & set(reference) else ""
+                _cell(losses[method], reference) if set(losses.get(method, {})) & set(reference) else ""
                 for method in _SHORT
             ]
             lines.append(f"| {task} | {mu:g} | {len(reference)} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _cell(losses: dict[int, float], reference: dict[int, float]) -> str:
+    pairing = paired(losses, reference)
+    return f"{pairing.ratio}" + ("" if pairing.seeds == len(reference) else f" ({pairing.seeds} of the seeds)")
 
 
 def _comparison(task: str, mu: float, rows: Sequence[Row]) -> str:
@@ -123,12 +128,12 @@ def draw(table: Table, rows: Sequence[Row], place: Path) -> None:
         for line, task in zip(figure.subplots(len(tasks), 3, squeeze=False), tasks, strict=True):
             _draw_ablations(list(line), task, [row for row in rows if row.task == task])
     else:
-        mus = _mus(rows)
+        mus, shown = _mus(rows), [method for method in _ORDER if any(row.method == method for row in rows)]
         figure = Figure(figsize=(3 + 2.6 * len(tasks), 0.6 + 3.6 * len(mus)), layout="constrained")
         FigureCanvasAgg(figure)
         for line, mu in zip(figure.subplots(len(mus), len(tasks), squeeze=False, sharey=True), mus, strict=True):
             for axes, task in zip(line, tasks, strict=True):
-                _draw_ratios(axes, task, mu, [row for row in rows if row.task == task])
+                _draw_ratios(axes, task, mu, [row for row in rows if row.task == task], shown)
     figure.suptitle(f"{table.title} ({NOTE})", fontsize=10)
     figure.savefig(place, dpi=85)
 
@@ -144,22 +149,22 @@ _OPEN = 5
 """So many of them, the first ones, are not private."""
 
 
-def _draw_ratios(axes: Axes, task: str, mu: float, rows: Sequence[Row]) -> None:
+def _draw_ratios(axes: Axes, task: str, mu: float, rows: Sequence[Row], shown: Sequence[str]) -> None:
     losses = by_method(rows, mu)
     reference = losses.get(REFERENCE, {})
     axes.axvline(1.0, color="grey", linewidth=0.8)
-    for place, method in enumerate(_ORDER):
+    for place, method in enumerate(shown):
         if not set(losses.get(method, {})) & set(reference):
             continue
         ratio = paired(losses[method], reference).ratio
-        color = "tab:grey" if place < _OPEN or method == "start" else "tab:blue" if "GIBO" in method else "tab:orange"
+        color = "tab:grey" if method in (*_ORDER[:_OPEN], "start") else "tab:blue" if "GIBO" in method else "tab:orange"
         if not math.isnan(ratio.low):
             axes.plot([ratio.low, ratio.high], [place, place], color=color, linewidth=1.5)
         axes.plot(ratio.mean, place, "o", color=color, markersize=4)
     axes.set_xscale("log")
     _plain_ticks(axes)
-    axes.set_yticks(range(len(_ORDER)), _ORDER, fontsize=8)
-    axes.set_ylim(len(_ORDER) - 0.5, -0.5)
+    axes.set_yticks(range(len(shown)), shown, fontsize=8)
+    axes.set_ylim(len(shown) - 0.5, -0.5)
     axes.set_title(f"{task}, μ = {mu:g}", fontsize=9)
     axes.set_xlabel("loss / loss of DP-GIBO noise_aware", fontsize=8)
 
