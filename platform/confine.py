@@ -39,6 +39,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
+from numpy.random import mtrand
 
 T = TypeVar("T")
 
@@ -160,9 +161,9 @@ Restores = list[Callable[[], object]]
 
 
 def _random() -> Restores:
-    generator, legacy, plain = np.random.get_bit_generator(), np.random.get_state(), random.getstate()  # noqa: NPY002
+    generator, legacy, plain = mtrand.get_bit_generator(), np.random.get_state(), random.getstate()  # noqa: NPY002
     return [
-        lambda: np.random.set_bit_generator(generator),
+        lambda: mtrand.set_bit_generator(generator),
         lambda: np.random.set_state(legacy),  # noqa: NPY002
         lambda: random.setstate(plain),
     ]

@@ -195,7 +195,7 @@ class CentralSearch(PrivateSearcher):
             suggestion([config for _, config in chunk], [row for row, _ in chunk], strict=strict) for chunk in chunks
         ]
 
-    def usable(self, step: int, batch: Batch) -> list[int] | str:
+    def usable(self, step: int, batch: Batch, least: int = 2) -> list[int] | str:
         """Numbers of the points of a settled step that could be evaluated; a sentence where too few could.
 
         Raises:
@@ -206,7 +206,7 @@ class CentralSearch(PrivateSearcher):
         rows = [row for row, _ in self.points(step)]
         used = [j for j, row in enumerate(rows) if row not in self._given_up]
         refusal = self.curator.refusal()
-        if refusal is not None or len(used) < 2:
+        if refusal is not None or len(used) < least:
             why = refusal or (
                 f"{len(used)} of the {len(rows)} points of iteration {step} could be evaluated, because their trials "
                 "failed (see Tune's error files)."

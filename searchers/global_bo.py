@@ -140,7 +140,7 @@ class GlobalBOSearch(CentralSearch):
 
     def advance(self, step: int, batch: Batch) -> str | None:
         """The batch is settled: read the mean losses of its points."""
-        used = self.usable(step, batch)
+        used = self.usable(step, batch, least=1)
         if isinstance(used, str):
             return used
         points = self._points[step][used]

@@ -126,11 +126,12 @@ def test_global_bo_is_not_private_and_says_so(make, open_run):
     options = {"kind": GlobalBOSearch, "iterations": 2, "batch_size": 2, "first": 4, "mu": ..., "clip": ...}
     with pytest.raises(LedgerError, match=r"non_private|noise"):
         drive(make(**options))
-    run = open_run(population="public", budget=Budget(math.inf, 1e-5, non_private=True))
-    search = make(run=run, **options)
-    drive(search)
-    assert search.finished
-    assert set(search.best_config) == set(SPACE)
+    for q in (1, 2):
+        run = open_run(f"q{q}", population="public", budget=Budget(math.inf, 1e-5, non_private=True))
+        search = make(run=run, **{**options, "batch_size": q})
+        drive(search)
+        assert search.reason == "all 2 steps are released."
+        assert set(search.best_config) == set(SPACE)
 
 
 # What it spends -----------------------------------------------------------------------------------------------------

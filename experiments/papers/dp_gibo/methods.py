@@ -17,8 +17,8 @@
 - Random search without privacy tells the candidate with the lowest exact loss: NOT PRIVATE.
 - Private random search clips losses to [0, c], and its one release spends the whole μ. c = ½ is what predicting 0
   costs, a public number; c = 1 is shown beside it.
-- sgd: rate 3/(σ√d), so that a step of noise alone has length 3, and the last half of the iterates is averaged
-  (ALGORITHMS of the trial run). adagrad: rate 1, last iterate. noise_aware: its defaults.
+- sgd: rate 3/(σ√d), so that a step of noise alone has length 3, and the last half of the iterates is averaged.
+  adagrad: rate 1, last iterate. noise_aware: its defaults.
 - Designs and differences: ℓ = 1, σ² = .01, random rotation; h = .5.
 
 Noise is seeded, so a table can be made again: NOT PRIVATE, public data only.
@@ -218,8 +218,8 @@ def global_bo(ground: Ground) -> Iterator[Found]:
 def proposed(d: int, count: int) -> int:
     """How many of global BO's points its model proposes; the rest are the Sobol sequence before them.
 
-    A proposal takes ½ s up to d = 10. At d = 20 it takes up to 10 s among 400 points, over an hour for a table's seed,
-    so the tables have global BO up to d = 10 only.
+    A proposal takes ½ s up to d = 10 and 2.5 s at d = 20 among 400 points, a quarter of an hour for one seed, so the
+    tables have global BO up to d = 10 only.
     """
     return count - 3 if d <= 2 else min(60, count // 2)
 
