@@ -95,6 +95,7 @@ class TestSPSASearch(Central):
         return SPSASearch(Bowl(), run, mu=1.0, clip=1.0, iterations=2, space=space, directions=3)
 
 
+@pytest.mark.slow
 class TestPrivateRandomSearch(Central):
     def make_search(self, directory: Path, space: Mapping[str, Any] | None) -> PrivateSearcher:
         return PrivateRandomSearch(Bowl(), opened(directory), mu=1.0, bound=4.0, candidates=6, space=space)
