@@ -119,6 +119,8 @@ def verify(
             raise _refusal("\n".join(problems))
         checked = f"{len(heads)} anchor{'s' if len(heads) != 1 else ''}"
         typer.echo(f"The ledger is whole: {head.sequence} entries, {checked}, head {head.sequence}:{head.digest}.")
+        if not heads:
+            typer.echo("Whether it is an older copy was not checked: give --tracking, MLflow's store, or an --anchor.")
 
 
 @contextmanager
