@@ -21,8 +21,8 @@ from dpray.platform.privacy import gdp
 from dpray.platform.privacy.budget import Budget, upper_mu
 from dpray.platform.privacy.mechanisms import Unit
 
-SEARCH, TRAINING = "search", "training"
-"""Labels of the parts in the ledger."""
+SEARCH, TRAINING, SCORE = "search", "training", "score"
+"""Names of the parts; search and training are labels in the ledger too (a score is a release of its search)."""
 
 
 @dataclass(frozen=True)

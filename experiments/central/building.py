@@ -84,16 +84,43 @@ def searched(space: Mapping[str, Any]) -> int:
 
 
 def quanta_of(recipe: CentralRecipe, budget: Budget) -> int | None:
-    """What the run takes of the account's μ², in quanta; None without noise.
+    """What the search takes of the account's μ², in quanta; None without noise. A score has its share of `spend`.
 
     Raises:
         RecipeError: more than the whole budget, or too little to be spent.
     """
-    if budget.quanta is None:
+    asked, said = _asked(recipe, budget)
+    if asked is None:
         return None
+    asked -= score_quanta(recipe, budget) or 0
+    steps = getattr(recipe.search, "iterations", 1)
+    if asked < steps:
+        raise RecipeError(f"{said[0].upper()}{said[1:]} is too small to be split over {steps} releases; ask for more.")
+    return asked
+
+
+def score_quanta(recipe: CentralRecipe, budget: Budget) -> int | None:
+    """What the score takes of the account's μ², in quanta; None without a score.
+
+    Raises:
+        RecipeError: more than the whole budget, or too little to be spent.
+    """
+    asked, said = _asked(recipe, budget)
+    if recipe.score is None or asked is None:
+        return None
+    quanta = floor(Fraction(repr(recipe.score.share)) * asked)
+    if quanta < 1:
+        raise RecipeError(f"`score.share: {recipe.score.share:g}` of {said} is nothing; ask for more.")
+    return quanta
+
+
+def _asked(recipe: CentralRecipe, budget: Budget) -> tuple[int | None, str]:
+    """What the whole run takes, in quanta, and how the recipe says it."""
+    if budget.quanta is None:
+        return None, ""
     spend = recipe.spend
     if spend is None:
-        return budget.quanta
+        return budget.quanta, "the whole budget"
     if spend.share is not None:
         asked, said = floor(Fraction(repr(spend.share)) * budget.quanta), f"share: {spend.share:g}"
     elif spend.epsilon is not None:
@@ -102,10 +129,7 @@ def quanta_of(recipe: CentralRecipe, budget: Budget) -> int | None:
         asked, said = floor_quanta(float(spend.mu or 0)), f"mu: {spend.mu:g}"
     if asked > budget.quanta:
         raise RecipeError(f"`spend.{said}` is more than the account's whole budget, {budget}; ask for less.")
-    steps = getattr(recipe.search, "iterations", 1)
-    if asked < steps:
-        raise RecipeError(f"`spend.{said}` is too small to be split over {steps} releases; ask for more.")
-    return asked
+    return asked, f"`spend.{said}`"
 
 
 def _of_epsilon(epsilon: float, delta: float) -> int:

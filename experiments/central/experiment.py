@@ -40,8 +40,8 @@ class Central(Experiment):
         return report.size(self.expected)
 
     def planned(self) -> Plan:
-        """The search's releases."""
-        return Plan((self.expected.planned,))
+        """The search's releases, and the score's."""
+        return Plan(self.expected.planned)
 
     def forecast(self, before: Standing) -> RenderableType:
         """See `Experiment.forecast`."""

@@ -39,7 +39,8 @@ class CentralJob:
         """
         search = build(self.recipe, self.task, self.expected.search.quanta, self.begun.run)
         try:
-            return self._outcome(search, self._follow(search))
+            walk = self._follow(search)
+            return self._outcome(search, walk, self._score(search))
         finally:
             search.close()
 
@@ -78,6 +79,18 @@ class CentralJob:
         begun.showing.root.anchor(begun.ledger.head())
         return walk
 
+    def _score(self, search: CentralSearch) -> float | None:
+        """The noised mean loss at the result; None where the recipe asks for none."""
+        from dpray.searchers.score import release_score
+
+        part, asked = self.expected.score, self.recipe.score
+        if part is None or asked is None:
+            return None
+        self.begun.live.say("Releasing the score of the result …", "dim")
+        score = release_score(search, asked.bound, quanta=part.quanta)
+        self.begun.showing.root.released({"search/score": score})
+        return score
+
     def _constants(self, view: RunView) -> None:
         """Public facts of the whole search."""
         view.public({"search/iterations": self.expected.search.steps, "search/points": self.expected.points})
@@ -85,7 +98,7 @@ class CentralJob:
         if isinstance(noise, GradientNoise):
             view.public({"search/sigma": noise.sigma, "search/clip": noise.clip})
 
-    def _outcome(self, search: CentralSearch, walk: Walk) -> CentralOutcome:
+    def _outcome(self, search: CentralSearch, walk: Walk, score: float | None) -> CentralOutcome:
         begun, loss = self.begun, walk.loss(search.best_config)
         if loss is not None:
             begun.showing.root.released({"loss": loss})
@@ -102,6 +115,8 @@ class CentralJob:
             reason=str(search.reason),
             losses=walk.losses,
             result_loss=loss,
+            score=score,
+            score_sigma=None if score is None else self.expected.score_sigma,
             statement=statement.as_dict(),
             stamps=list(statement.stamps),
         )

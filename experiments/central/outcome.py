@@ -20,6 +20,7 @@ class CentralOutcome:
         reason: why the search ended.
         losses: exact mean loss at every configuration of the path; empty where data are protected.
         result_loss: exact mean loss of the result; None where data are protected.
+        score, score_sigma: noised mean loss of the result and the std of its noise; None where none was released.
         statement: of the account, as a dictionary.
         stamps: what a reader must know first.
     """
@@ -37,3 +38,5 @@ class CentralOutcome:
     result_loss: float | None
     statement: Mapping[str, Any]
     stamps: Sequence[str]
+    score: float | None = None
+    score_sigma: float | None = None

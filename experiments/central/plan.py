@@ -7,6 +7,7 @@
 | B, σ_DP | bound on a user's gradient, std of the noise on each coordinate of a released one |
 | c, K | bound on a user's loss, candidates |
 | s | 2c/(nε): scale of the Gumbel noise on a candidate's mean loss |
+| σ_s | c/(nμ_s): std of the noise on the score of the result |
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dpray.experiments.central.building import build, quanta_of, searched, space_of
+from dpray.experiments.central.building import build, quanta_of, score_quanta, searched, space_of
 from dpray.experiments.central.spec import CentralRecipe
-from dpray.experiments.parts import SEARCH, Foreseen, Part, budget_of
+from dpray.experiments.parts import SCORE, SEARCH, Foreseen, Part, budget_of
 from dpray.experiments.reading import RecipeError
+from dpray.platform.privacy.budget import to_mu
 from dpray.platform.privacy.units import Unit
 
 if TYPE_CHECKING:
@@ -66,25 +68,29 @@ class CentralForecast(Foreseen):
     Attributes:
         users, dimension: n, d.
         search: its releases.
-        planned: the same, as the ledger sets it aside.
+        planned: the same and the score, as the ledger sets them aside.
         points: b.
         trials: Tune trials in all, at most.
         noise: of a release; None where there is none.
+        score: the release of the result's mean loss; None where the recipe asks for none.
+        score_sigma: σ_s; NaN without a score.
         budget, declaration, warnings: see `Foreseen`.
     """
 
     users: int
     dimension: int
     search: Part
-    planned: PlannedRelease
+    planned: tuple[PlannedRelease, ...]
     points: int
     trials: int
     noise: GradientNoise | WinnerNoise | None
+    score: Part | None = None
+    score_sigma: float = math.nan
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The search alone."""
-        return (self.search,)
+        """The search, and the score if there is one."""
+        return (self.search,) if self.score is None else (self.search, self.score)
 
 
 def forecast(recipe: CentralRecipe, task: UserLosses) -> CentralForecast:
@@ -93,11 +99,19 @@ def forecast(recipe: CentralRecipe, task: UserLosses) -> CentralForecast:
     Raises:
         RecipeError: whatever the search refuses.
     """
+    from dpray.platform.curator_asks import score_mechanism
+    from dpray.searchers.score import planned_score
+
     budget = budget_of(recipe.budget)
-    quanta = quanta_of(recipe, budget)
+    quanta, of_score = quanta_of(recipe, budget), score_quanta(recipe, budget)
     search = build(recipe, task, quanta)
     part = Part(SEARCH, Unit.USER, search.iterations, quanta, quanta, budget.quanta, budget.delta)
     noise = _noise(search) if quanta is not None else None
+    planned, score, sigma = [search.planned], None, math.nan
+    if recipe.score is not None and of_score is not None:
+        score = Part(SCORE, Unit.USER, 1, of_score, of_score, budget.quanta, budget.delta)
+        planned.append(planned_score(search.label, of_score))
+        sigma = score_mechanism(recipe.score.bound, task.users).sigma(to_mu(of_score))
     return CentralForecast(
         budget=budget,
         declaration=declaration(recipe, task.users),
@@ -105,10 +119,12 @@ def forecast(recipe: CentralRecipe, task: UserLosses) -> CentralForecast:
         users=task.users,
         dimension=searched(space_of(recipe, task)),
         search=part,
-        planned=search.planned,
+        planned=tuple(planned),
         points=search.batch_size,
         trials=search.evaluations,
         noise=noise,
+        score=score,
+        score_sigma=sigma,
     )
 
 

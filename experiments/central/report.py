@@ -68,6 +68,9 @@ def forecast(recipe: CentralRecipe, expected: CentralForecast, before: Standing)
             lines.append(("", f"right in 19 of 20 draws with a lead of {noise.lead:.3g} in mean loss"))
         case None:
             lines.append(("Noise", "none: NOT PRIVATE"))
+    if recipe.score is not None and expected.score is not None:
+        c, sigma = recipe.score.bound, expected.score_sigma
+        lines.append(("Score", f"mean loss at the result, losses cut to 0 … {c:g}, with noise of σ = {sigma:.3g}"))
     return framed(recipe, expected, size(expected), lines, before)
 
 
@@ -86,6 +89,10 @@ def _result(done: CentralOutcome) -> RenderableType:
         drawn.add_row(key, _value(start.get(key)), _value(done.best_config[key]))
     if len(done.best_config) > len(shown):
         drawn.add_row(f"… and {len(done.best_config) - len(shown)} more: outcome.json has all", "", "")
+    if done.score is not None:
+        drawn.add_section()
+        said = f"{done.score:.4g} ± {done.score_sigma:.2g}"
+        drawn.add_row("score: noised mean loss ± std of the noise", "", said, style="bold")
     if done.result_loss is not None:
         before = done.losses[0] if start else None
         drawn.add_section()

@@ -8,6 +8,7 @@
 | `search.clip` | B | bound on a user's gradient, in losses per unit of θ |
 | `search.bound` | c | largest loss that counts in full (`private_random`) |
 | `search.candidates` | K | candidates drawn (`private_random`) |
+| `score.bound`, `score.share` | c, μ_s²/μ² | largest loss that counts in full, and what the score takes of `spend` |
 
 The settings of a search are those of its class in `dpray.searchers`, where they are explained; what is left out has the
 default there.
@@ -57,6 +58,18 @@ class Spend(Section):
                 f"{' and '.join(f'`{key}`' for key in given) or 'none of them'}."
             )
         return self
+
+
+class Score(Section):
+    """One more release when the search is done: the users' mean loss at its result, clipped and noised.
+
+    Attributes:
+        bound: c, in losses; a user's loss counts within [0, c].
+        share: of what the run spends; the search has the rest.
+    """
+
+    bound: Positive
+    share: Annotated[float, Field(gt=0, lt=1)]
 
 
 class Searching(Section):
@@ -198,6 +211,7 @@ class CentralRecipe(Document):
     spend: Spend | None = None
     objective: Objective
     search: Annotated[AnySearch, Field(discriminator="algorithm")]
+    score: Score | None = None
     tracking: Tracking = Tracking()
     ledger: str = "sqlite:///dpray-ledger.db"
     noise: Noise = Noise()
@@ -221,6 +235,8 @@ class CentralRecipe(Document):
             )
         if non_private and self.spend is not None:
             raise ValueError("`spend` has no meaning without noise (`budget.non_private: true`); delete it.")
+        if non_private and self.score is not None:
+            raise ValueError("`score` has no meaning without noise (`budget.non_private: true`); delete it.")
         if isinstance(self.search, Clipped):
             if not non_private and self.search.clip is None:
                 raise ValueError(

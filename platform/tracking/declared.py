@@ -60,6 +60,7 @@ RELEASED_METRICS: Mapping[str, str] = MappingProxyType(
         "search/gradient_norm": "L2 norm of the noised mean gradient",
         "search/noise_to_signal": "expected L2 norm of the noise over the norm of the noised gradient",
         "search/signal_to_noise": "estimate of the signal in the noised gradient over its noise",
+        "search/score": "noised mean of the users' losses at the result, a release of its own",
         "search/step_norm": "L2 norm of a search's step, in the coordinates of its box",
         "iterate/*": "a searched setting, as released",
         "round/gradient_norm": "L2 norm of the noised mean gradient",

@@ -6,6 +6,7 @@ import sqlite3
 import struct
 import time
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -13,6 +14,7 @@ from dpray.experiments import kinds, pipeline
 from dpray.experiments.central.paraboloid import Paraboloid
 from dpray.experiments.report import plain
 from dpray.experiments.runs import RunDirectory
+from dpray.platform.privacy import gdp
 from dpray.platform.privacy.budget import split
 from dpray.platform.privacy.ledger import Ledger, ReleaseKey
 
@@ -209,6 +211,24 @@ def test_of_protected_users_no_loss_is_shown(carry_out, tmp_path):
     assert found_in_files(tmp_path, canaries(done)) == []
 
 
+def test_a_score_of_the_result_is_one_more_release(carry_out, tmp_path):
+    done, text = carry_out(
+        ("objective.public", False), ("noise", {}), ("score", {"bound": 4.0, "share": 0.1}), ("search.iterations", 2)
+    )
+    exact = np.clip(paraboloid_losses(done.best_config), 0, 4).mean()
+    mu = gdp.mu(5, 1e-5) * math.sqrt(0.1)
+    assert done.score_sigma == pytest.approx(4 / (400 * mu), rel=1e-5)
+    assert abs(done.score - exact) < 6 * done.score_sigma  # fails by chance once in 5e8 runs
+    assert done.score != exact
+    assert f"std of the noise {done.score:.4g} ± {done.score_sigma:.2g}" in " ".join(text.split())
+    with Ledger(f"sqlite:///{tmp_path / 'dpray-ledger.db'}", create=False) as ledger:
+        account = ledger.populations()[0].account("user")
+        assert (account.spent, account.reserved) == (account.budget.quanta, 0)
+        lines = account.statement("small").lines
+        assert [(line.mechanism, line.steps) for line in lines] == [("gradient", 2), ("score", 1)]
+    assert mlflow_runs_of(tmp_path)["experiment"]["metrics"]["search/score"] == pytest.approx(done.score)
+
+
 def test_of_public_data_the_losses_are_found_again(carry_out, tmp_path):
     """Negative control of the search for losses in files: here the means may be shown, and are."""
     done, text = carry_out(("noise", {}), ("search.iterations", 2))
@@ -276,10 +296,14 @@ def test_a_report_that_is_read_back_is_the_same(whole, tmp_path):
     )
 
 
+def paraboloid_losses(config):
+    task = Paraboloid(dimension=3, users=400, seed=0)
+    return task.losses(task.fit(dict(config)))
+
+
 def canaries(done):
     """Exact mean losses along the path, and the losses of some users at its ends: some forty numbers."""
-    task = Paraboloid(dimension=3, users=400, seed=0)
-    rows = [task.losses(task.fit(dict(config))) for config in done.path]
+    rows = [paraboloid_losses(config) for config in done.path]
     return [float(row.mean()) for row in rows] + [float(loss) for row in (rows[0], rows[-1]) for loss in row[:16]]
 
 

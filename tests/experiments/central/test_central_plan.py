@@ -37,7 +37,8 @@ def test_trials_and_points(recipe, forecast):
     found = forecast(recipe(("search.points_per_trial", 3)))
     assert (found.users, found.dimension, found.points) == (400, 3, 4)
     assert found.trials == 6 * 2  # four points, three in a trial
-    assert (found.planned.label, found.planned.mechanism, found.planned.steps) == ("search", "gradient", 6)
+    (planned,) = found.planned
+    assert (planned.label, planned.mechanism, planned.steps) == ("search", "gradient", 6)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +53,25 @@ def test_trials_and_points(recipe, forecast):
 def test_what_a_run_takes_of_the_account(recipe, forecast, spend, epsilon):
     found = forecast(recipe(("spend", spend)))
     assert found.search.epsilon == pytest.approx(epsilon, rel=1e-9)
-    assert found.search.charged == found.planned.quanta <= found.budget.quanta
+    assert found.search.charged == found.planned[0].quanta <= found.budget.quanta
+
+
+def test_a_score_takes_its_share_of_what_the_run_spends(recipe, forecast):
+    found = forecast(recipe(("spend", {"share": 0.5}), ("score", {"bound": 4.0, "share": 0.2})))
+    assert [(line.mechanism, line.quanta) for line in found.planned] == [
+        ("gradient", found.search.quanta),
+        ("score", found.score.quanta),
+    ]
+    assert found.charged == found.budget.quanta // 2
+    assert found.score.share == pytest.approx(0.1)
+    mu = gdp.mu(5, 1e-5) * math.sqrt(0.1)
+    assert found.score_sigma == pytest.approx(4 / (400 * mu), rel=1e-5)
+    assert found.noise.sigma == pytest.approx(2 * math.sqrt(6) / (400 * gdp.mu(5, 1e-5) * math.sqrt(0.4)), rel=1e-5)
+
+
+def test_a_score_of_nothing_is_refused(recipe, forecast):
+    with pytest.raises(RecipeError, match=r"`score.share: 1e-30` of the whole budget is nothing"):
+        forecast(recipe(("score", {"bound": 4.0, "share": 1e-30})))
 
 
 @pytest.mark.parametrize("spend", [{"mu": 2.0}, {"epsilon": 5.01}])
