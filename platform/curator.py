@@ -48,6 +48,7 @@ from dpray.platform.privacy import checks
 from dpray.platform.privacy.clipping import clip_rows
 from dpray.platform.privacy.mechanisms import ClippedMean
 from dpray.platform.privacy.noise import NoiseSource, from_grid, to_grid
+from dpray.platform.privacy.selection import noisy_argmax
 
 FloatArray = NDArray[np.float64]
 PATIENCE = 2
@@ -196,8 +197,7 @@ class Curator:
         Losses are rounded to multiples of c·2⁻³⁰ each and added up as integers, so that one user moves a sum by c
         exactly.
 
-        *Guarantee.* ε-DP, as `NoisyMax` states it, for ideal Gumbel noise: here it is −log E, with E a float64 standard
-        exponential, whose support is finite (a gap beyond some 36 scales of noise is never overcome).
+        *Guarantee.* ε-DP, as `NoisyMax` states it, for ideal Gumbel noise (`noisy_argmax` is drawn in float64).
         """
 
         def release() -> int:
@@ -206,11 +206,7 @@ class Curator:
             whole = [np.rint(_bounded(losses, c) / c * steps).astype(np.int64) for losses in self._here(ask.rows)]
             sums = np.array([each.sum() for each in whole], dtype=np.float64)
             scale = ask.mechanism.scale(ask.epsilon) / c * self.users * steps * (1 + 2.0**-50)
-            if math.isfinite(ask.epsilon):
-                exponential = NoiseSource(ask.seed).generator(*ask.key, "winner").standard_exponential(len(sums))
-                with np.errstate(divide="ignore"):
-                    sums += scale * np.log(exponential)
-            return int(np.argmin(sums))
+            return noisy_argmax(-sums, scale, NoiseSource(ask.seed).generator(*ask.key, "winner"))
 
         return int(self._once(ask, release, ask.rows))
 

@@ -1,4 +1,4 @@
-"""DP-HYPE: clients vote for hyperparameters, and only the noisy count of the votes is released.
+"""DP-HYPE: clients vote for hyperparameters, and only the noisy count of the votes is released, or the winner alone.
 
 Notation, and where it lives here:
 
@@ -12,6 +12,7 @@ Notation, and where it lives here:
 | S         | Σ ṽ_i: noisy count of the votes, (p,)                                | `votes`                          |
 | Δ         | √(2·min(k, p − k)): L2 sensitivity of Σ v_i to replacing one client  | `mechanism.sensitivity`          |
 | μ, σ      | μ = Δ/σ: exact Gaussian DP of the one release                        | `mu`, `sigma`; `quanta` = μ²·2⁶⁰ |
+| ε, b      | of `release="winner"`: pure ε; Gumbel scale 2/ε on counts (`vote`)   | `epsilon`, `scale`               |
 
 Steps 1 and 2 are Tune trials, 3 and 4 happen inside one release of the cohort, 5 is post-processing:
 
@@ -19,7 +20,7 @@ Steps 1 and 2 are Tune trials, 3 and 4 happen inside one release of the cohort, 
 2. for every candidate, every client trains and scores a model of its own: `propose`, `CandidateTrial`;
 3. every client votes for its k best, ties broken at random, and
 4. the noised ballots are added up: `advance`, the only release;
-5. the winner is argmax S: `best_candidate`.
+5. the winner is argmax S: `best_candidate`. With `release="winner"` steps 4 and 5 are one: the index alone is released.
 """
 
 from __future__ import annotations
@@ -37,19 +38,20 @@ from numpy.typing import NDArray
 
 from dpray.platform.privacy.budget import Budget, to_mu
 from dpray.platform.privacy.ledger import Plan, PlannedRelease, ReleaseKey
-from dpray.platform.privacy.mechanisms import Regime, TopKVotes, Unit
+from dpray.platform.privacy.mechanisms import Regime, TopKVotes, Unit, VoteWinner
 from dpray.searchers import space as spaces
 from dpray.searchers.base import PrivateSearcher
 from dpray.searchers.batch import Batch, Config
 from dpray.searchers.errors import SearchError
 from dpray.searchers.trial import EvaluationTrial, head_share
+from dpray.searchers.vote import NoisyCounts, WinnerAlone, release_of
 
 if TYPE_CHECKING:
     from dpray.platform.cohort import Cohort, CohortHandle, Votes
     from dpray.platform.privacy.ledger import Attempt, Release, Run
 
-MECHANISM = "votes"
-"""Name of the release in the ledger: (label, "votes", step 0)."""
+MECHANISM, WINNER = NoisyCounts.name, WinnerAlone.name
+"""Names of the release in the ledger: (label, "votes", step 0), or (label, "winner", step 0)."""
 
 
 class CandidateTrial(EvaluationTrial):
@@ -76,16 +78,20 @@ class DPHypeSearch(PrivateSearcher):
         candidates: explicit configurations, or how many to draw from the space. Without it the whole grid is searched.
         space: Tune search space; may be left to `param_space` of the Tuner.
         seed: public seed of the draws. Not a seed of noise.
-        regime: who adds noise; `central` and `distributed` as the cohort's sum provides them.
+        release: `votes`, the paper's noisy counts of all candidates; `winner`, the index of the best alone: pure ε-DP,
+            for a trusted aggregator. `vote` says which to take when.
+        regime: who adds noise; `central` and `distributed` as the cohort's sum provides them. None: `distributed` for
+            votes; `central`, which it needs, for a winner.
         label: phase of the run in the ledger.
         reserve: set the spend aside before the first trial. False where the run's plan has a line
-            (label, "votes", unit client) already.
+            (label, release, unit client) already.
         max_retries, max_concurrent: see `PrivateSearcher`.
         resources: what one trial reserves; by default as much of the head node's marker as lets `max_concurrent` run.
 
     Attributes:
-        votes: S as released, (p,) float64, in votes; raises before there is one.
-        best_candidate, best_config: argmax S, and its configuration.
+        votes: S as released, (p,) float64, in votes; raises before there is one, and where a winner is released.
+        best_candidate, best_config: argmax S or the released winner, and its configuration.
+        epsilon, scale: of a winner: pure ε, the largest that costs no more than μ, and the Gumbel scale 2/ε.
 
     Example:
         >>> search = DPHypeSearch(cohort, run, budget=Budget(3.0, 1e-5), votes=1, space=space)
@@ -100,11 +106,13 @@ class DPHypeSearch(PrivateSearcher):
     keeps the vote; if it was released already, no trial runs.
 
     *Guarantee.* The released counts, and so the winner and every plot of them, are μ-GDP for one client replaced by
-    another (Δ as above, one release whatever p is). Nothing else about scores leaves the clients. Not protected: who
-    takes part, how many answered, and timing.
+    another (Δ as above, one release whatever p is). With `release="winner"` the index alone is, as `VoteWinner` states
+    it; the aggregator sees the counts, within the cohort's sum, and is trusted not to look. Nothing else about scores
+    leaves the clients. Not protected: who takes part, how many answered, and timing.
 
     Raises:
-        SpaceError, ValueError: nothing to search, k ≥ p, k < 1: before anything is spent.
+        SpaceError, ValueError: nothing to search, k ≥ p, k < 1, a winner without a trusted aggregator: before anything
+            is spent.
         BudgetExceeded, PlanConflict: from `reserve`, before the first trial.
         ReleaseLost: the vote passed its point of no return and cannot be repeated: its charge stands. Search again
             under another `label`, which is charged anew; scores are kept.
@@ -121,7 +129,8 @@ class DPHypeSearch(PrivateSearcher):
         candidates: Sequence[Mapping[str, Any]] | int | None = None,
         space: Mapping[str, Any] | None = None,
         seed: int = 0,
-        regime: Regime = Regime.DISTRIBUTED,
+        release: Literal["votes", "winner"] = "votes",
+        regime: Regime | None = None,
         label: str = "search",
         reserve: bool = True,
         max_retries: int = 3,
@@ -135,7 +144,8 @@ class DPHypeSearch(PrivateSearcher):
         if isinstance(votes, bool) or not isinstance(votes, int) or votes < 1:
             raise ValueError(f"votes is {votes!r}; every client has at least 1 vote.")
         self.cohort, self.run, self.label, self.reserve = cohort, run, label, reserve
-        self.votes_per_client, self.regime, self.seed = votes, Regime(regime), seed
+        self._vote_release = release_of(release, cohort, votes, regime)
+        self.votes_per_client, self.regime, self.seed = votes, self._vote_release.regime, seed
         self.resources = None if resources is None else dict(resources)
         self._count = candidates if isinstance(candidates, int) else None
         self._given = None if candidates is None or isinstance(candidates, int) else spaces.distinct(candidates)
@@ -157,7 +167,7 @@ class DPHypeSearch(PrivateSearcher):
             raise SearchError(
                 "The Tuner's param_space gives other candidates than this search has begun with: give the same one."
             )
-        TopKVotes(self.votes_per_client, len(found))
+        self._vote_release.mechanism(len(found))
         self._candidates = found
 
     def _found(self, space: Mapping[str, Any]) -> tuple[Config, ...]:
@@ -196,9 +206,14 @@ class DPHypeSearch(PrivateSearcher):
     # Budget -----------------------------------------------------------------------------------------------------
 
     @property
-    def mechanism(self) -> TopKVotes:
-        """The release: sum of ballots with k ones among p."""
-        return TopKVotes(self.votes_per_client, len(self.candidates))
+    def release(self) -> str:
+        """What is released: `votes` or `winner`."""
+        return self._vote_release.name
+
+    @property
+    def mechanism(self) -> TopKVotes | VoteWinner:
+        """The release: sum of ballots with k ones among p, or the index of its largest entry."""
+        return self._vote_release.mechanism(len(self.candidates))
 
     @property
     def mu(self) -> float:
@@ -208,13 +223,22 @@ class DPHypeSearch(PrivateSearcher):
     @property
     def sigma(self) -> float:
         """σ, in votes: std of the noise in S if exactly n_min clients add their share (n where each adds it all)."""
-        return float(self.cohort.noise_for(self.mechanism, self.mu, self.regime).sigma)
+        return self._vote_release.sigma(len(self.candidates), self.mu)
 
     @property
     def sigma_votes(self) -> float:
         """σ_S, in votes: std of the noise in every entry of S if all clients answer."""
-        noise = self.cohort.noise_for(self.mechanism, self.mu, self.regime)
-        return float(noise.std(1 if self.regime is Regime.CENTRAL else len(self.cohort.clients)))
+        return self._vote_release.sigma_votes(len(self.candidates), self.mu)
+
+    @property
+    def epsilon(self) -> float:
+        """Pure ε of a released winner: the largest whose exact μ is within what is spent; ∞ without noise."""
+        return self._vote_release.epsilon(len(self.candidates), self.mu)
+
+    @property
+    def scale(self) -> float:
+        """b = 2/ε, in votes: scale of the Gumbel noise on the counts that a winner is chosen from."""
+        return self._vote_release.scale(len(self.candidates), self.mu)
 
     def begin(self) -> None:
         """Set the spend aside before the first trial; a vote that is in the ledger already ends the search here."""
@@ -223,12 +247,12 @@ class DPHypeSearch(PrivateSearcher):
             self._vote()
             return
         if self.reserve:
-            self.run.reserve(Plan((PlannedRelease(self.label, MECHANISM, Unit.CLIENT, self.quanta, 1),)))
-        clients = len(self.cohort.clients)
-        if math.sqrt(2) * self.sigma_votes > clients / 2:
+            self.run.reserve(Plan((PlannedRelease(self.label, self.release, Unit.CLIENT, self.quanta, 1),)))
+        clients, spread = len(self.cohort.clients), self._vote_release.spread(len(self.candidates), self.mu)
+        if spread > clients / 2:
             warnings.warn(
-                f"The vote is mostly noise: a difference of two counts has a standard deviation of "
-                f"{math.sqrt(2) * self.sigma_votes:.1f} votes, and there are {clients} clients. "
+                f"The vote is mostly noise: a difference of two counts has a standard deviation of {spread:.1f} votes, "
+                f"and there are {clients} clients. "
                 "Give it more of the budget, fewer votes per client, or more clients.",
                 stacklevel=2,
             )
@@ -269,12 +293,11 @@ class DPHypeSearch(PrivateSearcher):
         self.cohort.forget(_scores_of(self._searched, self.mark))  # nothing needs the scores any more
         missing = f" {len(batch.given_up)} were given up after failures and count as worst." if batch.given_up else ""
         return (
-            f"{len(batch.evaluated)} of {p} candidates were evaluated, the clients voted, and candidate "
-            f"{self.best_candidate} has the most votes.{missing}"
+            f"{len(batch.evaluated)} of {p} candidates were evaluated, the clients voted, and {self._result}{missing}"
         )
 
     def _vote(self) -> None:
-        """Charge, sum the noised ballots, store, read: once per run and label, however often this is called."""
+        """Charge, hold the vote, store, read: once per run and label, however often this is called."""
         mechanism = self.mechanism
         query = {
             **self._ballots.describe(),
@@ -284,18 +307,20 @@ class DPHypeSearch(PrivateSearcher):
             "regime": self.regime.value,
         }
         self._released = self.run.release(
-            self._key, query, mechanism, self.quanta, self._sum_ballots, trust=self.cohort.trust(self.regime)
+            self._key, query, mechanism, self.quanta, self._hold, trust=self.cohort.trust(self.regime)
         )
         self._releases = [self._released]
         if not self.finished and not self._released.first:
-            self.finish(
-                f"the vote of this run was released before; candidate {self.best_candidate} has the most votes."
-            )
+            self.finish(f"the vote of this run was released before; {self._result}")
 
-    def _sum_ballots(self, attempt: Attempt) -> NDArray[Any]:
-        """S = Σ ṽ_i over the clients that answer. Ballots and noise are made at the clients."""
-        packed: NDArray[Any] = self.cohort.sum(attempt, self._ballots, self.mechanism, self.regime).pack()
-        return packed
+    def _hold(self, attempt: Attempt) -> NDArray[Any]:
+        return self._vote_release.compute(attempt, self._ballots)
+
+    @property
+    def _result(self) -> str:
+        if self.release == WINNER:
+            return f"candidate {self.best_candidate} was released as the winner."
+        return f"candidate {self.best_candidate} has the most votes."
 
     @property
     def _ballots(self) -> Votes:
@@ -309,45 +334,54 @@ class DPHypeSearch(PrivateSearcher):
 
     @property
     def _key(self) -> ReleaseKey:
-        return ReleaseKey(self.label, MECHANISM, 0)
+        return ReleaseKey(self.label, self.release, 0)
 
     # Step 5: the winner -----------------------------------------------------------------------------------------
 
     @property
-    def votes(self) -> NDArray[np.float64]:
-        """S as released: noisy votes per candidate, (p,). May be logged and plotted."""
+    def _value(self) -> NDArray[Any]:
+        """What was released; read from the ledger if it is there."""
         if self._released is None and self._candidates is not None and self.run.stored(self._key) is not None:
             self._vote()
         if self._released is None:
             raise self._result_missing()
-        return np.asarray(self._released.value[: len(self.candidates)], dtype=np.float64)
+        return self._released.value
+
+    @property
+    def votes(self) -> NDArray[np.float64]:
+        """S as released: noisy votes per candidate, (p,). May be logged and plotted. Not there for a winner alone."""
+        return self._vote_release.counts(self._value, len(self.candidates))
 
     @property
     def best_candidate(self) -> int:
-        """Argmax S."""
-        return int(np.argmax(self.votes))
+        """Argmax S, or the winner as released."""
+        return self._vote_release.best(self._value, len(self.candidates))
 
     @property
     def best_config(self) -> Config:
-        """The configuration with the most noisy votes, without reserved keys."""
+        """The winner's configuration, without reserved keys."""
         return copy.deepcopy(self.candidates[self.best_candidate])
 
     # Saved state ------------------------------------------------------------------------------------------------
 
     def search_state(self) -> dict[str, Any]:
-        """Candidates, k, label and regime: all public. Votes are in the ledger, scores at the clients."""
+        """Candidates, k, label, release and regime: all public. Votes are in the ledger, scores at the clients."""
         return {
             "candidates": None if self._candidates is None else list(self.candidates),
             "votes": self.votes_per_client,
             "label": self.label,
+            "release": self.release,
             "regime": self.regime.value,
         }
 
     def load_search_state(self, state: Mapping[str, Any]) -> None:
         """Take the candidates over; refuse a state of a search built otherwise."""
-        for name, mine in (("votes", self.votes_per_client), ("label", self.label), ("regime", self.regime.value)):
-            if state[name] != mine:
-                raise SearchError(f"The saved search has {name} = {state[name]!r}, this one was built with {mine!r}.")
+        mine, state = self.search_state(), {"release": MECHANISM, **state}  # older states have no release
+        for name in ("votes", "label", "release", "regime"):
+            if state[name] != mine[name]:
+                raise SearchError(
+                    f"The saved search has {name} = {state[name]!r}, this one was built with {mine[name]!r}."
+                )
         saved = None if state["candidates"] is None else tuple(state["candidates"])
         if None not in (saved, self._candidates) and saved != self._candidates:
             raise SearchError("The saved search has other candidates than this one was built with.")

@@ -2,8 +2,9 @@
 
 from dpray.platform.cohort.check import check_records_alone
 from dpray.platform.cohort.client import ClientTask, Records, Site, Stack
-from dpray.platform.cohort.cohort import Cohort, CohortHandle
+from dpray.platform.cohort.cohort import Cohort
 from dpray.platform.cohort.errors import ClientsRefused, CohortError, QuorumLost
+from dpray.platform.cohort.handle import CohortHandle
 from dpray.platform.cohort.partition import partition
 from dpray.platform.cohort.queries import ClientUpdate, GradientSum, Query, Votes
 from dpray.platform.cohort.sums import ClientSum

@@ -21,7 +21,7 @@ and phase and moves O(actors · d).
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -35,6 +35,7 @@ from dpray.platform.cohort.actors import PoolShard, SiteShard, start_host
 from dpray.platform.cohort.client import ClientTask, Records, Site, Stack, refuse_larger
 from dpray.platform.cohort.dispatch import Dispatch
 from dpray.platform.cohort.errors import CohortError
+from dpray.platform.cohort.handle import CohortHandle
 from dpray.platform.cohort.host import HostSpec, marker_path
 from dpray.platform.cohort.layout import (
     balanced,
@@ -46,13 +47,13 @@ from dpray.platform.cohort.layout import (
 from dpray.platform.cohort.lineage import Shown
 from dpray.platform.cohort.masked.parameters import parameters
 from dpray.platform.cohort.masked_sums import MaskedSum
-from dpray.platform.cohort.queries import Query, Terms
-from dpray.platform.cohort.request import Ready, Refusal, Request, noisers
+from dpray.platform.cohort.queries import Query, Terms, Votes
+from dpray.platform.cohort.request import Ready, Refusal, Request, noise_of
 from dpray.platform.cohort.secure_sum import Masked, Trusted, named
-from dpray.platform.cohort.sums import ClientSum, Members, central, shared
+from dpray.platform.cohort.sums import ClientSum, Members, central, shared, winner
 from dpray.platform.privacy.budget import Budget
 from dpray.platform.privacy.ledger import Attempt, Head, ReleaseLost, Standing
-from dpray.platform.privacy.mechanisms import Mechanism, Regime
+from dpray.platform.privacy.mechanisms import Mechanism, Regime, VoteWinner
 from dpray.platform.privacy.noise import SEEDED, GridNoise, NoiseSource, counted_noisers
 
 DEFAULT_TIMEOUT = 600.0
@@ -142,6 +143,11 @@ class Cohort:
         """True if its noise is seeded: NOT PRIVATE. Every release it has a part in is stamped so in the ledger."""
         return self._noise.reproducible
 
+    @property
+    def masked(self) -> bool:
+        """Whether sums under regime distributed are masked: the server's code must not see what is added up."""
+        return self._sum.hides_shares
+
     def trust(self, regime: Regime) -> str:
         """Trust mode to show and to charge under: who may see what, including what is only simulated."""
         if regime is Regime.CENTRAL:
@@ -152,9 +158,11 @@ class Cohort:
             return "distributed" if self.sites else "distributed (clients simulated)"
         return "local" if self.sites else "local (clients simulated)"
 
-    def noise_for(self, mechanism: Mechanism, mu: float, regime: Regime) -> GridNoise:
+    def noise_for(self, mechanism: Mechanism | VoteWinner, mu: float, regime: Regime) -> GridNoise:
         """Noise of a μ-GDP release: σ once (central), σ/√n_min a client (distributed), σ a client (local)."""
-        return mechanism.noise(mu, noisers=noisers(regime, self.n_min))
+        if isinstance(mechanism, VoteWinner):  # no sum may hold its counts, which have no noise of their own
+            raise CohortError("A VoteWinner releases no sum: ask for `Cohort.winner`, in regime central.")
+        return noise_of(mechanism, mu, regime, self.n_min)
 
     def sum(self, attempt: Attempt, query: Query, mechanism: Mechanism, regime: Regime) -> ClientSum:
         """Ask every client, and add up their messages and noise: one release's value.
@@ -173,13 +181,48 @@ class Cohort:
             ClientsRefused: a client's guard (lease, ledger head, cap, key).
             ReleaseLost: it was lost before, or the committed set cannot be repeated byte for byte.
         """
+        noise = self.noise_for(mechanism, attempt.mu, regime)
+        running, request = self._asked(attempt, query, mechanism, regime)
+        if regime is Regime.CENTRAL:
+            return central(running.dispatch, running.members, attempt, request, noise, self._noise, self._shown)
+        asked = running.dispatch, running.members, attempt
+        if isinstance(self._sum, Masked) and regime is Regime.DISTRIBUTED:
+            return MaskedSum(*asked, noise, self._sum, self.terms, self._colluders, self._shown).run(request)
+        return shared(*asked, request, noise, Trusted(), self._shown)
+
+    def winner(self, attempt: Attempt, query: Votes, mechanism: Mechanism | VoteWinner) -> int:
+        """Ask every client for its ballot, and name the candidate with the most votes under Gumbel noise: the index.
+
+        Regime central: the driver's process adds the ballots up, draws the noise, and forgets both. To be called as
+        `sum` is.
+
+        *Guarantee.* As `VoteWinner` states it, at the largest pure ε that costs no more than `attempt.mu`, against
+        everyone but this process and whoever administers the machines it and the clients' hosts run on.
+
+        Raises:
+            CohortError: the mechanism is no VoteWinner, or the cohort's sums are masked, which says that this process
+                must not see counts; others, and all other errors, as `sum` in regime central.
+        """
+        if not isinstance(mechanism, VoteWinner):
+            raise CohortError(f"A winner alone is released by a VoteWinner; {mechanism.describe()} was given.")
+        if self.masked:
+            raise CohortError(
+                "This cohort's sums are masked, so its aggregator must not see the votes' counts, and a winner alone "
+                "is chosen from them. Release noisy votes, or build the cohort with secure_sum='trusted'."
+            )
+        running, request = self._asked(attempt, query, mechanism, Regime.CENTRAL)
+        return winner(running.dispatch, running.members, attempt, request, mechanism, self._noise, self._shown)
+
+    def _asked(
+        self, attempt: Attempt, query: Query, mechanism: Mechanism | VoteWinner, regime: Regime
+    ) -> tuple[_Running, Request]:
+        """What clients are asked, after everything that is refused before anybody is."""
         query.check(mechanism, self.terms)
         attempt.check(mechanism, self.trust(regime))
         standing = self._shown.ask(attempt)
         self._refuse(attempt, standing)
         if self.reproducible:
             attempt.stamp(SEEDED)
-        noise = self.noise_for(mechanism, attempt.mu, regime)
         running = self._started()
         run = attempt.run
         request = Request(
@@ -197,12 +240,7 @@ class Cohort:
             lineage=standing.lineage,
             records_per_client=standing.records_per_client,
         )
-        if regime is Regime.CENTRAL:
-            return central(running.dispatch, running.members, attempt, request, noise, self._noise, self._shown)
-        asked = running.dispatch, running.members, attempt
-        if isinstance(self._sum, Masked) and regime is Regime.DISTRIBUTED:
-            return MaskedSum(*asked, noise, self._sum, self.terms, self._colluders, self._shown).run(request)
-        return shared(*asked, request, noise, Trusted(), self._shown)
+        return running, request
 
     def _refuse(self, attempt: Attempt, standing: Standing) -> None:
         """What must not be computed, whatever the clients would say."""
@@ -349,24 +387,6 @@ class Cohort:
             everyone=self.clients if isinstance(self._sum, Masked) else (),
             colluders=self._colluders,
         )
-
-
-@dataclass(frozen=True)
-class CohortHandle:
-    """The part of a cohort that a Tune trial uses, from its own process."""
-
-    dispatch: Dispatch
-    sizes: tuple[int, ...]
-
-    def evaluate(self, run: tuple[str, str], candidate: int, config: Mapping[str, Any]) -> int:
-        """As `Cohort.evaluate`."""
-        run = checked_search(run)
-        every: Iterable[int] = range(len(self.sizes))
-        answers = self.dispatch.call("evaluate", dict.fromkeys(every, (run, candidate, dict(config))), patient=True)
-        for answer in answers.values():
-            if isinstance(answer, Refusal):
-                raise CohortError(answer.sentence)
-        return sum(int(answer) for answer in answers.values())
 
 
 @dataclass(frozen=True)

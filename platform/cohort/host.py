@@ -32,7 +32,7 @@ from dpray.platform.cohort.client import ClientTask, FloatArray, IntArray, Stack
 from dpray.platform.cohort.errors import CohortError
 from dpray.platform.cohort.journal import SiteJournal
 from dpray.platform.cohort.queries import Terms
-from dpray.platform.cohort.request import Message, Prepared, Ready, Request, charged, digest_of, noisers
+from dpray.platform.cohort.request import Message, Prepared, Ready, Request, charged, digest_of, noise_of
 from dpray.platform.cohort.secure_sum import Masked, Trusted
 from dpray.platform.cohort.ticket import JournalRefused, Ticket, members_digest
 from dpray.platform.confine import Confinement, Marker
@@ -184,7 +184,7 @@ class Host:
         mechanism, central = request.mechanism, request.regime is Regime.CENTRAL
         request.query.check(mechanism, self._spec.terms)
         refuse_larger(self._shards.counts.tolist(), request.records_per_client, request.population)
-        noise = mechanism.noise(request.mu, noisers=noisers(request.regime, self._spec.n_min))
+        noise = noise_of(mechanism, request.mu, request.regime, self._spec.n_min)
         quanta, share = charged(request, noise), 0.0 if central else noise.share
         names = (request.population, request.run, request.key.label, request.key.mechanism, request.key.step)
         digest, committed = digest_of(request, noise), request.participants is not None

@@ -26,7 +26,15 @@ import numpy as np
 from dpray.platform.cohort.client import ClientTask, FloatArray, IntArray, Records, Stack
 from dpray.platform.cohort.errors import CohortError
 from dpray.platform.confine import EVERYONE, Confinement
-from dpray.platform.privacy.mechanisms import ClippedSum, Mechanism, TopKVotes, Unit, clip_rows, top_k_votes
+from dpray.platform.privacy.mechanisms import (
+    ClippedSum,
+    Mechanism,
+    TopKVotes,
+    Unit,
+    VoteWinner,
+    clip_rows,
+    top_k_votes,
+)
 
 
 @dataclass(frozen=True)
@@ -63,7 +71,7 @@ class Query(ABC):
     """A public request to every client, answered with one vector each."""
 
     @abstractmethod
-    def check(self, mechanism: Mechanism, terms: Terms) -> None:
+    def check(self, mechanism: Mechanism | VoteWinner, terms: Terms) -> None:
         """Refuse a mechanism that states another sensitivity than this query has (`CohortError`). Done by hosts too."""
 
     @abstractmethod
@@ -95,7 +103,7 @@ class GradientSum(Query):
     clip: float
     floor: int | None = None
 
-    def check(self, mechanism: Mechanism, terms: Terms) -> None:
+    def check(self, mechanism: Mechanism | VoteWinner, terms: Terms) -> None:
         """As `Query.check`: a ClippedSum of unit record, with this C, over at least the cohort's records."""
         _check_sum(self, mechanism, terms, Unit.RECORD, self.theta, terms.records, terms.relative_error)
         if self.floor is not None and self.floor < 1:
@@ -135,7 +143,7 @@ class ClientUpdate(Query):
     clip: float
     settings: Mapping[str, Any] = field(default_factory=dict)
 
-    def check(self, mechanism: Mechanism, terms: Terms) -> None:
+    def check(self, mechanism: Mechanism | VoteWinner, terms: Terms) -> None:
         """As `Query.check`: a ClippedSum of unit client, with this C, over at least the cohort's clients."""
         _check_sum(self, mechanism, terms, Unit.CLIENT, self.theta, terms.clients, 0.0)
 
@@ -153,7 +161,9 @@ class ClientUpdate(Query):
 
 @dataclass(frozen=True)
 class Votes(Query):
-    """Ballots with ones at each client's top k candidates, `TopKVotes(k, p)`; from scores stored by `evaluate`.
+    """Ballots with ones at each client's top k candidates, from scores stored by `evaluate`.
+
+    Their noisy sum is released by `TopKVotes(k, p)`, the winner alone by `VoteWinner(k, p)`.
 
     A missing score is the worst; a client without any votes at random, by its private generator.
 
@@ -167,15 +177,15 @@ class Votes(Query):
     candidates: int
     votes: int
 
-    def check(self, mechanism: Mechanism, terms: Terms) -> None:
-        """As `Query.check`: a TopKVotes with these k and p."""
-        if not isinstance(mechanism, TopKVotes) or (mechanism.votes, mechanism.candidates) != (
+    def check(self, mechanism: Mechanism | VoteWinner, terms: Terms) -> None:
+        """As `Query.check`: a TopKVotes or a VoteWinner with these k and p."""
+        if not isinstance(mechanism, TopKVotes | VoteWinner) or (mechanism.votes, mechanism.candidates) != (
             self.votes,
             self.candidates,
         ):
             raise CohortError(
                 f"{self.votes} votes for {self.candidates} candidates are released by TopKVotes(votes={self.votes}, "
-                f"candidates={self.candidates}); {mechanism.describe()} was given."
+                f"candidates={self.candidates}) or a VoteWinner of the same; {mechanism.describe()} was given."
             )
 
     def messages(self, clients: HostedClients) -> IntArray:
@@ -194,7 +204,7 @@ class Votes(Query):
 
 def _check_sum(
     query: GradientSum | ClientUpdate,
-    mechanism: Mechanism,
+    mechanism: Mechanism | VoteWinner,
     terms: Terms,
     unit: Unit,
     theta: FloatArray,

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dpray.platform.cohort.client import IntArray
+from dpray.platform.cohort.errors import CohortError
 from dpray.platform.cohort.queries import Query
 from dpray.platform.privacy.budget import ceil_quanta, to_mu
 from dpray.platform.privacy.ledger import Head, ReleaseKey
 from dpray.platform.privacy.ledger.plan import request_digest
-from dpray.platform.privacy.mechanisms import Mechanism, Regime
+from dpray.platform.privacy.mechanisms import Mechanism, Regime, VoteWinner
 from dpray.platform.privacy.noise import GridNoise
 
 
@@ -32,7 +33,7 @@ class Request:
     head: Head
     quanta: int | None
     query: Query
-    mechanism: Mechanism
+    mechanism: Mechanism | VoteWinner
     regime: Regime
     participants: tuple[str, ...] | None = None
     ledger: str = ""
@@ -81,8 +82,8 @@ class Message:
 
 def charged(request: Request, noise: GridNoise) -> int | None:
     """μ² in quanta that a request costs each client: what it says, and no less than its noise implies."""
-    if request.quanta is None:
-        return None
+    if request.quanta is None or isinstance(request.mechanism, VoteWinner):
+        return request.quanta
     return max(request.quanta, ceil_quanta(request.mechanism.mu(noise.sigma)))
 
 
@@ -92,6 +93,23 @@ def digest_of(request: Request, noise: GridNoise) -> str:
     public = {"request": request_digest(request.query.describe(), request.mechanism, quanta, str(regime))}
     share = 0.0 if regime is Regime.CENTRAL else noise.share
     return hashlib.sha256(json.dumps([public, share.hex(), noise.grid.hex()]).encode()).hexdigest()
+
+
+def noise_of(mechanism: Mechanism | VoteWinner, mu: float, regime: Regime, n_min: int) -> GridNoise:
+    """Noise in the sum of a μ-GDP release; none for a winner's counts, which are whole and stay with the server.
+
+    Raises:
+        CohortError: a winner in another regime than central.
+        ValueError: as `noise.calibrate`.
+    """
+    if not isinstance(mechanism, VoteWinner):
+        return mechanism.noise(mu, noisers=noisers(regime, n_min))
+    if regime is not Regime.CENTRAL:
+        raise CohortError(
+            f"A vote's winner alone is released by a trusted aggregator that sees the counts: regime central, and "
+            f"{str(regime)!r} was given. Release noisy votes (TopKVotes) where the aggregator must not see them."
+        )
+    return GridNoise(sigma=0.0, share=0.0, grid=1.0, noisers=1, residual_delta=0.0)
 
 
 def noisers(regime: Regime, n_min: int) -> int:

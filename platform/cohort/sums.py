@@ -27,7 +27,9 @@ from dpray.platform.cohort.lineage import Shown, shown_as
 from dpray.platform.cohort.request import Message, Refusal, Request
 from dpray.platform.cohort.secure_sum import Trusted, add
 from dpray.platform.privacy.ledger import Attempt, ReleaseLost
+from dpray.platform.privacy.mechanisms import VoteWinner
 from dpray.platform.privacy.noise import GridNoise, NoiseSource, from_grid
+from dpray.platform.privacy.selection import noisy_argmax
 
 REVEALS = 6
 """Tries to complete a committed sum; a host that died in between prepares again."""
@@ -109,19 +111,44 @@ def central(
     A release that was not stored may be charged again, at no cost, and computed over whoever answers then: only the
     server has seen the value. One attempt gives one value.
     """
+    total, participants = _contributed(dispatch, members, attempt, request, shown)
+    attempt.hand_out()
+    if noise.private:
+        total += source.draw(noise, request.mechanism.dimension, *_server(request))
+    return ClientSum(total, noise.grid, participants, members.records(participants), noise)
+
+
+def winner(
+    dispatch: Dispatch,
+    members: Members,
+    attempt: Attempt,
+    request: Request,
+    mechanism: VoteWinner,
+    source: NoiseSource,
+    shown: Shown,
+) -> int:
+    """Regime central: the index of the most votes under Gumbel noise. Counts and noise end here; as `central` else."""
+    scale = mechanism.scale(mechanism.epsilon_of(request.mu))
+    counts, _ = _contributed(dispatch, members, attempt, request, shown)
+    attempt.hand_out()
+    return noisy_argmax(counts, scale, source.generator(*_server(request)))
+
+
+def _contributed(
+    dispatch: Dispatch, members: Members, attempt: Attempt, request: Request, shown: Shown
+) -> tuple[IntArray, tuple[str, ...]]:
+    """The exact sum of the hosts' un-noised messages, and whose they are."""
     every = tuple(range(len(members.hosts)))
     answers = accepted(asked(dispatch, "contribute", every, attempt, request, shown))
     participants = members.of(answers)
     members.require(participants)
-    dimension = request.mechanism.dimension
-    total = add([answer.steps for answer in answers.values()], dimension)
-    attempt.hand_out()
-    if noise.private:
-        key = attempt.key
-        total += source.draw(
-            noise, dimension, request.population, request.run, key.label, key.mechanism, key.step, "server"
-        )
-    return ClientSum(total, noise.grid, participants, members.records(participants), noise)
+    return add([answer.steps for answer in answers.values()], request.mechanism.dimension), participants
+
+
+def _server(request: Request) -> tuple[str | int, ...]:
+    """Names the server's noise of a release."""
+    key = request.key
+    return request.population, request.run, key.label, key.mechanism, key.step, "server"
 
 
 def shared(

@@ -10,6 +10,7 @@ from dpray.platform.privacy.mechanisms import (
     Regime,
     TopKVotes,
     Unit,
+    VoteWinner,
 )
 from dpray.platform.privacy.noise import SEEDED, GridNoise, NoiseSource
 from dpray.platform.privacy.pld import PoissonSampled
@@ -28,5 +29,6 @@ __all__ = [
     "Regime",
     "TopKVotes",
     "Unit",
+    "VoteWinner",
     "remaining_epsilon",
 ]

@@ -8,6 +8,8 @@
 | n, p, k | users or summands; candidates; votes per client                                                |
 | μ, σ    | GDP parameter and noise std: `sigma(mu)` = Δ/μ is ideal, `noise(mu).sigma` = Δ'/μ is applied     |
 
+Gaussian releases stand here, those of an index alone in `selection`, what a vote's noise does to it in `voting`.
+
 Assumptions of every *Guarantee* below: neighbours differ by replacing one unit; counts and schema are public; who
 holds which record is given; the unit's own values are clipped as `clipping` does it, bad ones contributing zero; timing
 is out of scope; the loss of a process, host or network does not depend on data; populations are disjoint; the float64
@@ -18,12 +20,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import ClassVar
 
-from scipy.special import ndtr
-
-from dpray.platform.privacy import checks, gdp
+from dpray.platform.privacy import checks, stated
 from dpray.platform.privacy.clipping import (
     UNIT_ROUNDOFF,
     clip_rows,
@@ -35,7 +35,9 @@ from dpray.platform.privacy.clipping import (
     unpack_symmetric,
 )
 from dpray.platform.privacy.noise import GridNoise, calibrate
+from dpray.platform.privacy.selection import NoisyMax, Selection, VoteWinner
 from dpray.platform.privacy.units import Regime, Unit
+from dpray.platform.privacy.voting import vote_failure_bound, winner_failure_bound
 
 __all__ = [
     "ClippedMean",
@@ -44,8 +46,10 @@ __all__ = [
     "Mechanism",
     "NoisyMax",
     "Regime",
+    "Selection",
     "TopKVotes",
     "Unit",
+    "VoteWinner",
     "clip_rows",
     "clipped_covariance",
     "pack_symmetric",
@@ -53,6 +57,7 @@ __all__ = [
     "top_k_votes",
     "unpack_symmetric",
     "vote_failure_bound",
+    "winner_failure_bound",
 ]
 
 
@@ -78,12 +83,12 @@ class Mechanism(ABC):
     def sigma(self, mu: float) -> float:
         """Ideal noise std Δ/μ, rounded up; 0 for an infinite μ (not private)."""
         mu = checks.positive("mu", mu, infinite=True)
-        return 0.0 if math.isinf(mu) else _up(self.sensitivity / mu)
+        return 0.0 if math.isinf(mu) else stated.up(self.sensitivity / mu)
 
     def mu(self, sigma: float) -> float:
         """GDP parameter Δ/σ of the ideal release with noise std `sigma`, rounded up; ∞ for σ = 0."""
         sigma = checks.non_negative("sigma", sigma)
-        return math.inf if sigma == 0 else _up(self.sensitivity / sigma)
+        return math.inf if sigma == 0 else stated.up(self.sensitivity / sigma)
 
     def noise(self, mu: float, *, noisers: int = 1, grid: float | None = None) -> GridNoise:
         """Applied noise for a μ-GDP release: σ = Δ'/μ on a grid, over `noisers` independent shares.
@@ -103,23 +108,7 @@ class Mechanism(ABC):
 
     def describe(self) -> dict[str, str | int | float]:
         """Public, JSON-able description: the mechanism's name and parameters."""
-        return {"mechanism": self.name, **_parameters(self)}
-
-
-def _parameters(mechanism: object) -> dict[str, str | int | float]:
-    values = {each.name: getattr(mechanism, each.name) for each in fields(mechanism)}  # type: ignore[arg-type]
-    return {name: str(value) if isinstance(value, Unit) else value for name, value in values.items()}
-
-
-def _up(value: float) -> float:
-    """Past the few roundings of a quotient and a root."""
-    return max(value * (1 + 2.0**-50), math.nextafter(value, math.inf))
-
-
-def _check(mechanism: object, **values: object) -> None:
-    """Store checked values in a frozen dataclass."""
-    for name, value in values.items():
-        object.__setattr__(mechanism, name, value)
+        return {"mechanism": self.name, **stated.parameters(self)}
 
 
 @dataclass(frozen=True)
@@ -147,7 +136,7 @@ class ClippedMean(Mechanism):
     unit: Unit = field(default=Unit.USER, init=False)
 
     def __post_init__(self) -> None:
-        _check(
+        stated.keep(
             self,
             clip=checks.positive("clip", self.clip),
             users=checks.integer("users", self.users, at_least=1),
@@ -204,7 +193,7 @@ class ClippedSum(Mechanism):
         error = checks.non_negative("relative_error", self.relative_error)
         if error >= 1:
             raise ValueError(f"relative_error must be below 1, but {error} was given.")
-        _check(
+        stated.keep(
             self,
             clip=checks.positive("clip", self.clip),
             unit=unit,
@@ -251,13 +240,8 @@ class TopKVotes(Mechanism):
     dimension: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        votes = checks.integer("votes", self.votes, at_least=1)
-        candidates = checks.integer("candidates", self.candidates, at_least=1)
-        if votes >= candidates:
-            raise ValueError(
-                f"{votes} votes for {candidates} candidates choose nothing: give fewer votes than candidates."
-            )
-        _check(self, votes=votes, candidates=candidates, dimension=candidates)
+        votes, candidates = stated.ballot(self.votes, self.candidates)
+        stated.keep(self, votes=votes, candidates=candidates, dimension=candidates)
 
     @property
     def sensitivity(self) -> float:
@@ -297,7 +281,7 @@ class FeatureCovariance(Mechanism):
 
     def __post_init__(self) -> None:
         features = checks.integer("features", self.features, at_least=1)
-        _check(
+        stated.keep(
             self,
             clip=checks.positive("clip", self.clip),
             features=features,
@@ -314,76 +298,3 @@ class FeatureCovariance(Mechanism):
     def summation_error(self) -> float:
         """`float_sum_error` of outer products, whose norms are at most C²; clipping enters each of them twice."""
         return self.clip**2 * (float_sum_error(self.records, self.dimension) + 4 * (self.features + 16) * UNIT_ROUNDOFF)
-
-
-@dataclass(frozen=True)
-class NoisyMax:
-    """Report-noisy-max over candidates by mean user score in [0, c], with Gumbel noise. Pure ε-DP, not Gaussian.
-
-    Sensitivity: replacing a user moves every mean score by at most c/n. Gumbel noise of scale 2c/(nε) makes the argmax
-    the exponential mechanism, ε-DP for any number of candidates.
-
-    *Guarantee.* The index of the winner, and nothing else, is ε-DP for the unit `user` under replace-one, and enters an
-    account as μ = 2Φ⁻¹(e^ε/(1 + e^ε)). The noisy scores themselves must not be shown. Candidates are drawn without
-    data, and models trained on other people's data are charged where they were trained.
-
-    Args:
-        bound: c, largest score.
-        users: n, public.
-        candidates: number of candidates.
-
-    Raises:
-        ValueError: the bound is not finite and positive, or a count is not a whole number from 1.
-    """
-
-    name: ClassVar[str] = "noisy max"
-    bound: float
-    users: int
-    candidates: int
-    unit: Unit = field(default=Unit.USER, init=False)
-
-    def __post_init__(self) -> None:
-        bound = checks.positive("bound", self.bound)
-        if not 1e-100 <= bound <= 1e100:
-            raise ValueError(f"The bound of a score must lie between 1e-100 and 1e100, but {bound} was given: rescale.")
-        _check(
-            self,
-            bound=bound,
-            users=checks.integer("users", self.users, at_least=1),
-            candidates=checks.integer("candidates", self.candidates, at_least=1),
-        )
-
-    def scale(self, epsilon: float) -> float:
-        """Gumbel scale 2c/(nε), rounded up; 0 for an infinite ε (not private)."""
-        epsilon = checks.positive("epsilon", epsilon, infinite=True)
-        return 0.0 if math.isinf(epsilon) else _up(2 * self.bound / (self.users * epsilon))
-
-    def mu_of(self, epsilon: float) -> float:
-        """GDP parameter of the ε-DP release, exact: `gdp.mu_from_pure`."""
-        return gdp.mu_from_pure(epsilon)
-
-    def describe(self) -> dict[str, str | int | float]:
-        """Public, JSON-able description: the mechanism's name and parameters."""
-        return {"mechanism": self.name, **_parameters(self)}
-
-
-def vote_failure_bound(gap: float, sigma_sum: float, bad: int) -> float:
-    """Bound on the probability that a bad candidate wins a noisy vote: min(1, #bad · Φ(−γ/(√2 σ_S))).
-
-    Union bound over the bad candidates against one good one: a difference of two noisy counts has std √2·σ_S.
-
-    Args:
-        gap: γ, votes by which every good candidate leads every bad one.
-        sigma_sum: σ_S = σ√(n_answered/n_min), noise std of a count; `GridNoise.std(answered)`.
-        bad: number of bad candidates.
-
-    Raises:
-        ValueError: the gap is NaN or infinite, σ_S is negative or infinite, or `bad` is not a whole number from 0.
-    """
-    gap, sigma_sum = checks.real("gap", gap), checks.non_negative("sigma_sum", sigma_sum)
-    bad = checks.integer("bad", bad, at_least=0)
-    if math.isinf(gap) or math.isinf(sigma_sum):
-        raise ValueError(f"The gap and the noise must be finite, but {gap} and {sigma_sum} were given.")
-    if sigma_sum == 0:
-        return 0.0 if gap > 0 or bad == 0 else 1.0
-    return min(1.0, bad * float(ndtr(-gap / (math.sqrt(2) * sigma_sum))))

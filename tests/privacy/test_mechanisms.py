@@ -28,7 +28,6 @@ from dpray.platform.privacy.mechanisms import (
     clipped_covariance,
     pack_symmetric,
     top_k_votes,
-    vote_failure_bound,
 )
 from dpray.platform.privacy.noise import to_grid
 
@@ -75,11 +74,6 @@ def test_vote_noise_golden(row):
     assert mechanism.sensitivity == pytest.approx(row["sensitivity"], rel=1e-15)
     assert mechanism.sigma(mu) == pytest.approx(row["sigma"], rel=1e-9)
     assert mechanism.noise(mu).sigma == pytest.approx(row["sigma"], rel=1e-9)  # votes are integers: Δ' = Δ
-
-
-@pytest.mark.parametrize("row", golden("hype_failure_bound"), ids=str)
-def test_vote_failure_bound_golden(row):
-    assert vote_failure_bound(row["gamma"], row["sigma"], row["bad"]) == pytest.approx(row["bound"], rel=1e-9)
 
 
 @pytest.mark.parametrize("row", golden("sofim_client_noise"), ids=str)
@@ -317,7 +311,7 @@ def test_units_a_sum_cannot_protect_are_refused():
         ClippedSum(1.0, "household", 3, 10)  # type: ignore[arg-type]
 
 
-# --- units, noisy max, utility ----------------------------------------------------------------------------------------
+# --- units ------------------------------------------------------------------------------------------------------------
 
 
 def test_finer_units_are_covered_by_what_protects_coarser_ones():
@@ -328,66 +322,3 @@ def test_finer_units_are_covered_by_what_protects_coarser_ones():
 
 def test_regimes_are_the_three_of_the_documentation():
     assert [str(each) for each in Regime] == ["local", "distributed", "central"]
-
-
-def test_noisy_max_is_pure_epsilon_and_enters_as_the_exact_mu():
-    mechanism = NoisyMax(bound=2.0, users=100, candidates=50)
-    assert mechanism.scale(0.5) == pytest.approx(2 * 2.0 / (100 * 0.5), rel=1e-15)
-    assert mechanism.scale(math.inf) == 0.0
-    assert mechanism.mu_of(1.0) == gdp.mu_from_pure(1.0)
-    assert mechanism.mu_of(1.0) == pytest.approx(1.232, abs=5e-4)
-    assert mechanism.describe() == {
-        "mechanism": "noisy max",
-        "bound": 2.0,
-        "users": 100,
-        "candidates": 50,
-        "unit": "user",
-    }
-    assert not isinstance(mechanism, Mechanism)
-    with pytest.raises(ValueError, match="epsilon must"):
-        mechanism.scale(0.0)
-
-
-def test_noisy_max_noise_hides_one_user():
-    # Worst neighbours: the user moves one candidate up by c/n and the other down. The odds of the argmax are exact.
-    mechanism, epsilon = NoisyMax(bound=1.0, users=10, candidates=2), 0.7
-    moved = 2 * mechanism.bound / mechanism.users
-
-    def privacy_loss(scale: float, lead: float) -> float:
-        """Largest change of log P(a candidate wins) when the first one's lead grows by what one user can move."""
-        before, after = (1 / (1 + math.exp(-gap / scale)) for gap in (lead, lead + moved))
-        return max(math.log(after / before), math.log((1 - before) / (1 - after)))
-
-    leads = [-5.0, -1.0, -0.1, 0.0, 1.0, 5.0]
-    assert max(privacy_loss(mechanism.scale(epsilon), lead) for lead in leads) <= epsilon
-    assert max(privacy_loss(mechanism.scale(epsilon) / 2, lead) for lead in leads) > epsilon
-
-
-def test_simulated_votes_fail_less_often_than_the_bound_and_more_without_the_lead():
-    # Binomial test at level 1e-6: the failure rate is at most the bound.
-    from scipy.stats import binom
-
-    noise = TopKVotes(3, 20).noise(0.4, noisers=60)
-    sigma, bad, runs = noise.std(80), 17, 20_000
-    gap = 4 * sigma
-    counts = np.concatenate([np.full(3, 70.0), np.full(bad, 70.0 - gap)])
-    generator = np.random.default_rng(11)
-
-    def failures(std: float) -> int:
-        return int((np.argmax(counts + generator.normal(0, std, (runs, 20)), axis=1) >= 3).sum())
-
-    bound = vote_failure_bound(gap, sigma, bad)
-    assert 0 < bound < 0.05
-    assert binom.sf(failures(sigma) - 1, runs, bound) > 1e-6
-    assert binom.sf(failures(2 * sigma) - 1, runs, bound) < 1e-6  # the control: twice the noise breaks it
-
-
-def test_failure_bound_at_the_edges():
-    assert vote_failure_bound(10.0, 0.0, 5) == 0.0
-    assert vote_failure_bound(0.0, 0.0, 5) == 1.0
-    assert vote_failure_bound(0.0, 0.0, 0) == 0.0
-    assert vote_failure_bound(-5.0, 1.0, 3) == 1.0
-    assert vote_failure_bound(5.0, 1.0, 0) == 0.0
-    for bad in ({"gap": math.inf}, {"sigma_sum": math.inf}, {"sigma_sum": -1.0}, {"bad": -1}, {"gap": math.nan}):
-        with pytest.raises(ValueError, match="must"):
-            vote_failure_bound(**{"gap": 1.0, "sigma_sum": 1.0, "bad": 1, **bad})

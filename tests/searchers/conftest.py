@@ -10,6 +10,7 @@ from dpray.platform.privacy.budget import Budget
 from dpray.platform.privacy.ledger import Ledger
 from dpray.platform.privacy.mechanisms import Regime
 from dpray.platform.privacy.noise import NoiseSource, draw, from_grid, to_grid
+from dpray.platform.privacy.selection import noisy_argmax
 
 
 class SummedVotes:
@@ -22,6 +23,8 @@ class SummedVotes:
 
 class LocalCohort:
     """Clients in this process. `judge(client, config)` scores; higher is better."""
+
+    masked = False
 
     def __init__(self, clients=20, judge=lambda client, config: -abs(config["x"] - 2), seed=7):
         self.clients = tuple(f"c{index:02d}" for index in range(clients))
@@ -50,18 +53,30 @@ class LocalCohort:
     def forget(self, run):
         self.scores = {key: scores for key, scores in self.scores.items() if key[0] != run}
 
-    def sum(self, attempt, query, mechanism, regime):
+    def winner(self, attempt, query, mechanism):
         self.before_sum(attempt)
         self.sums += 1
-        noise = self.noise_for(mechanism, attempt.mu, regime)
         key = (attempt.run.name, str(attempt.key))
-        total = np.zeros(mechanism.candidates, dtype=np.int64)
+        counts = sum(self.ballots(attempt, query, mechanism))
+        return noisy_argmax(counts, mechanism.scale(mechanism.epsilon_of(attempt.mu)), self.noise.generator(*key))
+
+    def ballots(self, attempt, query, mechanism):
+        key = (attempt.run.name, str(attempt.key))
         for client in self.clients:
             scores = self.scores.get(((attempt.run.population.name, query.run), client), {})
             row = np.array([scores.get(index, -np.inf) for index in range(mechanism.candidates)])
             ties = self.noise.generator(*key, client, "ties").random(mechanism.candidates)
             ballot = np.zeros(mechanism.candidates)
             ballot[np.lexsort((ties, -row))[: mechanism.votes]] = 1
+            yield ballot
+
+    def sum(self, attempt, query, mechanism, regime):
+        self.before_sum(attempt)
+        self.sums += 1
+        noise = self.noise_for(mechanism, attempt.mu, regime)
+        key = (attempt.run.name, str(attempt.key))
+        total = np.zeros(mechanism.candidates, dtype=np.int64)
+        for client, ballot in zip(self.clients, self.ballots(attempt, query, mechanism), strict=True):
             total += to_grid(ballot, noise.grid)
             if noise.private and regime is not Regime.CENTRAL:
                 total += draw(noise, mechanism.candidates, self.noise.generator(*key, client))
