@@ -41,11 +41,13 @@ class Federated(Experiment):
         return f"{scale.clients} clients, {scale.records} records, {scale.dimension} parameters"
 
     def planned(self) -> Plan:
-        """Votes and gradients."""
+        """Votes, or their winner, and gradients."""
         from dpray.searchers.hype import MECHANISM as VOTES
+        from dpray.searchers.hype import WINNER
         from dpray.trainers.base import MECHANISM as GRADIENTS
 
-        return self.expected.ledger_plan(search=VOTES, training=GRADIENTS)
+        alone = self.recipe.search is not None and self.recipe.search.release == "winner"
+        return self.expected.ledger_plan(search=WINNER if alone else VOTES, training=GRADIENTS)
 
     def forecast(self, before: Standing) -> RenderableType:
         """See `Experiment.forecast`."""

@@ -15,7 +15,7 @@ from dpray.experiments.outcome import Outcome
 from dpray.experiments.parts import SEARCH, TRAINING
 from dpray.experiments.plan import Forecast
 from dpray.experiments.showing import plot
-from dpray.experiments.spec import Recipe
+from dpray.experiments.spec import Recipe, Search
 from dpray.platform.privacy.ledger import ReleaseLost
 from dpray.platform.privacy.mechanisms import Regime, Unit
 
@@ -55,6 +55,7 @@ class Job:
             candidates=given.candidates,
             space=self.recipe.tune_space(),
             seed=given.seed,
+            release=given.release,
             regime=Regime(given.regime),
             label=SEARCH,
             reserve=False,
@@ -150,8 +151,8 @@ class Job:
             winner=winner,
             settings=settings.as_dict(),
             candidates=[] if search is None else list(search.candidates),
-            noisy_votes=[] if search is None else [float(votes) for votes in search.votes],
-            search="" if given is None else f"DP-HYPE, {given.candidate_count} candidates, k = {given.votes}",
+            noisy_votes=[] if search is None or search.release == "winner" else list(map(float, search.votes)),
+            search="" if given is None else _told(given),
             training=how,
             accuracy=accuracy,
             chance=self.material.chance,
@@ -161,3 +162,9 @@ class Job:
             statement=statement.as_dict(),
             stamps=list(statement.stamps),
         )
+
+
+def _told(given: Search) -> str:
+    """The search, in words."""
+    alone = "; the winner alone was released" if given.release == "winner" else ""
+    return f"DP-HYPE, {given.candidate_count} candidates, k = {given.votes}{alone}"

@@ -15,7 +15,8 @@ class Outcome:
         run, recipe, population: names.
         winner: the settings that were trained with and had been searched for; empty without a search.
         settings: all settings of the training.
-        candidates, noisy_votes: what was voted on and the released counts; empty without a search.
+        candidates, noisy_votes: what was voted on and the released counts; empty without a search, and no counts where
+            the winner alone was released.
         search, training: how the two were done, in words.
         accuracy, chance: on the evaluation set declared public, and the share of its most frequent class there.
         evaluation, records, clients: how many.

@@ -7,6 +7,7 @@
 | T | releases of a part; each spends μ²/T |
 | σ | noise std of one release |
 | σ_S | noise std in the sum of the votes, all clients answering |
+| ε, b | of a winner that is released alone: pure ε, and the Gumbel scale 2/ε on a count |
 | s | noise std on a coordinate of the mean gradient |
 """
 
@@ -15,17 +16,26 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from scipy.special import ndtri
 
 from dpray.experiments.binding import declaration
 from dpray.experiments.parts import SEARCH, TRAINING, Foreseen, Part, budget_of
 from dpray.experiments.reading import RecipeError
-from dpray.experiments.spec import Recipe
+from dpray.experiments.spec import Recipe, Search
 from dpray.platform.privacy.budget import Budget, split, to_mu
 from dpray.platform.privacy.ledger import Plan, PlannedRelease
-from dpray.platform.privacy.mechanisms import ClippedSum, Mechanism, Regime, TopKVotes, Unit, vote_failure_bound
+from dpray.platform.privacy.mechanisms import (
+    ClippedSum,
+    Mechanism,
+    Regime,
+    TopKVotes,
+    Unit,
+    VoteWinner,
+    vote_failure_bound,
+    winner_failure_bound,
+)
 
 if TYPE_CHECKING:
     from dpray.platform.cohort.masked.parameters import Parameters
@@ -56,12 +66,27 @@ class NoisedPart(Part):
 
 
 @dataclass(frozen=True)
+class WinnerPart(Part):
+    """A vote of which the winner alone is released, by a trusted aggregator.
+
+    Attributes:
+        pure_epsilon: ε of the release by itself, without a δ; ∞ without noise.
+        scale: b = 2/ε, in votes; 0 without noise.
+        votes_lead: lead that noisy votes would need for the same spend, their noise shared by all clients.
+    """
+
+    pure_epsilon: float
+    scale: float
+    votes_lead: float
+
+
+@dataclass(frozen=True)
 class Forecast(Foreseen):
     """What a run of a cohort would do.
 
     Attributes:
         scale: what it was computed for.
-        search: None without one.
+        search: None without one; noisy votes, or a winner alone.
         training: the rounds.
         sigma_over_clip: noise std on a round's sum if all clients answer, in units of C.
         noise_to_signal: s·√d / C of one round: length of the noise in the mean gradient over the longest it can be.
@@ -72,7 +97,7 @@ class Forecast(Foreseen):
     """
 
     scale: Scale
-    search: NoisedPart | None
+    search: NoisedPart | WinnerPart | None
     training: NoisedPart
     sigma_over_clip: float
     noise_to_signal: float
@@ -81,7 +106,7 @@ class Forecast(Foreseen):
     masked: Parameters | None
 
     @property
-    def parts(self) -> tuple[NoisedPart, ...]:
+    def parts(self) -> tuple[Part, ...]:
         """In the order in which they happen."""
         return (self.training,) if self.search is None else (self.search, self.training)
 
@@ -109,19 +134,21 @@ def forecast(recipe: Recipe, scale: Scale) -> Forecast:
         summed = ClippedSum(clip, unit, scale.dimension, _summands(recipe, scale), scale.relative_error)
         payer = _Payer(recipe, budget, scale)
         training = payer.part(TRAINING, summed, training_quanta, recipe.training.rounds, recipe.training.regime)
-        search = None
-        if recipe.search is not None:
-            ballots = TopKVotes(recipe.search.votes, recipe.search.candidate_count)
-            search = payer.part(SEARCH, ballots, search_quanta, 1, recipe.search.regime)
+        search = None if recipe.search is None else payer.vote(recipe.search, search_quanta)
     except ValueError as error:
         raise RecipeError(f"The budget does not reach: {error}") from None
     sigma_over_clip = training.answered_sigma / clip
     noise_to_signal = sigma_over_clip * math.sqrt(scale.dimension) / _summands(recipe, scale)
     lead = unanimous = None
     if search is not None and recipe.search is not None:
-        rivals = recipe.search.candidate_count - recipe.search.votes
-        lead = lead_needed(search.answered_sigma, rivals)
-        unanimous = vote_failure_bound(scale.clients, search.answered_sigma, rivals)
+        k = recipe.search.votes
+        rivals = recipe.search.candidate_count - k
+        if isinstance(search, WinnerPart):
+            lead = winner_lead_needed(search.scale, rivals)
+            unanimous = winner_failure_bound(scale.clients, search.scale, rivals, k)
+        else:
+            lead = lead_needed(search.answered_sigma, rivals)
+            unanimous = vote_failure_bound(scale.clients, search.answered_sigma, rivals)
     warnings = _warnings(recipe, scale, noise_to_signal, lead)
     return Forecast(
         budget=budget,
@@ -177,21 +204,45 @@ class _Payer:
 
     def part(self, label: str, mechanism: Mechanism, account: int | None, steps: int, regime: str) -> NoisedPart:
         """The part that spends `account` quanta of this account."""
-        factor = self._factor(mechanism.unit)
-        quanta = None if account is None else account // factor
-        each = math.inf if quanta is None else to_mu(split(quanta, steps)[-1])
-        noise = mechanism.noise(each, noisers=self.recipe.cohort.n_min if regime == Regime.DISTRIBUTED else 1)
+        spend, mu = self._spend(label, mechanism.unit, account, steps)
+        noise = mechanism.noise(mu, noisers=self.recipe.cohort.n_min if regime == Regime.DISTRIBUTED else 1)
         return NoisedPart(
-            label=label,
-            unit=mechanism.unit,
-            steps=steps,
-            quanta=quanta,
-            charged=None if quanta is None else quanta * factor,
-            budget=self.budget.quanta,
-            delta=self.budget.delta,
+            **spend,
             sigma=noise.sigma,
             answered_sigma=noise.share * math.sqrt(1 if regime == Regime.CENTRAL else self.scale.clients),
         )
+
+    def vote(self, search: Search, account: int | None) -> NoisedPart | WinnerPart:
+        """The vote, released as the recipe says."""
+        k, p = search.votes, search.candidate_count
+        noisy = search.release == "votes"
+        votes = self.part(SEARCH, TopKVotes(k, p), account, 1, search.regime if noisy else Regime.DISTRIBUTED)
+        if noisy:
+            return votes
+        winner = VoteWinner(k, p)
+        spend, mu = self._spend(SEARCH, winner.unit, account, 1)
+        epsilon = winner.epsilon_of(mu)
+        return WinnerPart(
+            **spend,
+            pure_epsilon=epsilon,
+            scale=winner.scale(epsilon),
+            votes_lead=lead_needed(votes.answered_sigma, p - k),
+        )
+
+    def _spend(self, label: str, unit: Unit, account: int | None, steps: int) -> tuple[dict[str, Any], float]:
+        """What a part has in common with every other, and the smallest μ of its releases."""
+        factor = self._factor(unit)
+        quanta = None if account is None else account // factor
+        spend = {
+            "label": label,
+            "unit": unit,
+            "steps": steps,
+            "quanta": quanta,
+            "charged": None if quanta is None else quanta * factor,
+            "budget": self.budget.quanta,
+            "delta": self.budget.delta,
+        }
+        return spend, math.inf if quanta is None else to_mu(split(quanta, steps)[-1])
 
     def _factor(self, unit: Unit) -> int:
         """What one quantum of a release costs the account."""
@@ -218,18 +269,24 @@ def lead_needed(sigma: float, rivals: int) -> float:
     return -math.sqrt(2) * sigma * float(ndtri(0.05 / rivals)) + 0.0
 
 
+def winner_lead_needed(scale: float, rivals: int) -> float:
+    """γ at which `winner_failure_bound` of one good candidate is 1/20: b·ln(19·rivals), in votes."""
+    return scale * math.log(19 * rivals)
+
+
 def _warnings(recipe: Recipe, scale: Scale, noise_to_signal: float, lead: float | None) -> tuple[str, ...]:
     found = []
+    # Fewer votes a client make the noise of votes smaller, not that of a winner.
+    fewer = " or fewer votes per client" if recipe.search is not None and recipe.search.release == "votes" else ""
     if lead is not None and lead > scale.clients:
         found.append(
             f"The vote is hopeless: a winner needs a lead of {lead:.1f} votes to be right in 19 of 20 elections, and "
-            f"there are {scale.clients} clients. Give the search a larger share or fewer votes per client, or use more "
-            "clients."
+            f"there are {scale.clients} clients. Give the search a larger share{fewer}, or use more clients."
         )
     elif lead is not None and lead > scale.clients / 2:
         found.append(
             f"The vote is noisy: a winner needs a lead of {lead:.1f} of {scale.clients} votes to be right in 19 of 20 "
-            "elections. Give the search a larger share, or fewer votes per client."
+            f"elections. Give the search a larger share{fewer}."
         )
     if noise_to_signal > 1:
         found.append(

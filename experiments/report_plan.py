@@ -10,7 +10,7 @@ from rich.text import Text
 from dpray.experiments.figures import number, percent
 from dpray.experiments.kinds import AnyRecipe
 from dpray.experiments.parts import Foreseen, Part
-from dpray.experiments.plan import Forecast, Scale, lead_needed, regimes
+from dpray.experiments.plan import Forecast, Scale, WinnerPart, lead_needed, regimes, winner_lead_needed
 from dpray.experiments.report import pairs, stamps, table
 from dpray.experiments.spec import Recipe
 from dpray.experiments.standing import Standing
@@ -71,10 +71,13 @@ def _spends(expected: Foreseen) -> RenderableType:
 def _noise(recipe: Recipe, expected: Forecast, scale: Scale) -> list[tuple[str, str]]:
     lines = []
     if expected.search is not None and recipe.search is not None and expected.lead is not None:
-        k, p = recipe.search.votes, recipe.search.candidate_count
-        sigma = expected.search.answered_sigma
-        lines.append(("Vote", f"k = {k} of p = {p} candidates; noise of σ_S = {sigma:.2f} votes in every count"))
+        lines.append(
+            ("Vote", f"k = {recipe.search.votes} of p = {recipe.search.candidate_count} candidates; {_how(expected)}")
+        )
         lines.append(("", f"right in 19 of 20 elections with a lead of {expected.lead:.1f} of {scale.clients} votes"))
+        if isinstance(expected.search, WinnerPart):
+            instead = expected.search.votes_lead
+            lines.append(("", f"noisy votes, which need no trusted aggregator: {instead:.1f} for the same share of μ²"))
         lines.append(("", "with other cohorts: " + ", ".join(_leads(recipe, expected, scale))))
     regime = {"distributed": "shared by all clients", "local": "whole at every client", "central": "added once"}
     what = "gradient" if recipe.training.unit == "record" else "update"
@@ -85,6 +88,15 @@ def _noise(recipe: Recipe, expected: Forecast, scale: Scale) -> list[tuple[str, 
     )
     lines += _summed(recipe, expected)
     return lines
+
+
+def _how(expected: Forecast) -> str:
+    """Noise of the vote, in words."""
+    search = expected.search
+    if isinstance(search, WinnerPart):
+        epsilon = number(search.pure_epsilon)
+        return f"the winner alone, ε = {epsilon} pure: Gumbel noise of scale {search.scale:.2f} votes, never shown"
+    return f"noise of σ_S = {0.0 if search is None else search.answered_sigma:.2f} votes in every count"
 
 
 def _summed(recipe: Recipe, expected: Forecast) -> list[tuple[str, str]]:
@@ -111,8 +123,12 @@ def _leads(recipe: Recipe, expected: Forecast, scale: Scale) -> list[str]:
     found = []
     for factor in _COHORTS:
         clients = max(round(scale.clients * factor), 1)
-        sigma = expected.search.answered_sigma * (math.sqrt(clients / scale.clients) if grows else 1.0)
-        found.append(f"{clients} clients {lead_needed(sigma, rivals) / clients:.0%}")
+        if isinstance(expected.search, WinnerPart):
+            lead = winner_lead_needed(expected.search.scale, rivals)
+        else:
+            sigma = expected.search.answered_sigma * (math.sqrt(clients / scale.clients) if grows else 1.0)
+            lead = lead_needed(sigma, rivals)
+        found.append(f"{clients} clients {lead / clients:.0%}")
     return found
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from dpray.experiments import report
 from dpray.experiments.kinds import AnyRecipe
-from dpray.experiments.plan import Forecast
+from dpray.experiments.plan import Forecast, NoisedPart
 from dpray.experiments.runs import RunDirectory
 from dpray.experiments.standing import in_workspace
 from dpray.platform.privacy.mechanisms import vote_failure_bound
@@ -83,17 +83,22 @@ class Showing:
             trial.public({"search/candidate": candidate, "search/clients_answered": answered})
 
     def votes(self, view: RunView, search: DPHypeSearch, expected: Forecast) -> None:
-        """The released votes and what follows from them."""
+        """The released votes and what follows from them, or the released winner."""
+        view.public({"search/candidates": len(search.candidates), "search/votes_per_client": search.votes_per_client})
+        view.params(search.best_config, prefix="winner")
+        if search.release == "winner":
+            view.released({"search/winner": search.best_candidate})
+            if search.quanta is not None:
+                view.public({"search/pure_epsilon": search.epsilon, "search/scale": search.scale})
+            return
         for candidate, votes in enumerate(search.votes):
             view.released({"search/noisy_votes": float(votes)}, step=candidate)
         ranked = sorted(map(float, search.votes), reverse=True)
         gap = ranked[0] - ranked[1]
-        sigma = expected.search.answered_sigma if expected.search is not None else 0.0
+        sigma = expected.search.answered_sigma if isinstance(expected.search, NoisedPart) else 0.0
         bound = vote_failure_bound(gap, sigma, len(ranked) - 1)
         view.released({"search/winner": search.best_candidate, "search/noisy_gap": gap, "search/failure_bound": bound})
-        view.public({"search/candidates": len(ranked), "search/votes_per_client": search.votes_per_client})
         view.public({"search/sigma": search.sigma})
-        view.params(search.best_config, prefix="winner")
 
     def spend(self, view: RunView, account: Account, run: Run, step: int) -> None:
         """What the account and this run have spent by now."""

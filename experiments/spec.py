@@ -10,6 +10,7 @@ the text: no ledger, no Ray, no file. Values are taken as written: "6" is text, 
 | `budget.epsilon`, `budget.delta` | ε, δ | lifetime budget of the population's account |
 | `shares.search`, `shares.training` | | fractions of the account's μ² |
 | `search.votes` | k | votes of a client |
+| `search.release` | | noisy counts of all candidates (`votes`), or the winner's index alone (`winner`) |
 | `search.candidates` | p | candidates voted on (all points of a finite space if left out) |
 | `training.rounds` | T | gradient releases |
 | `training.clip` | C | bound on a record's gradient norm (or a client's update) |
@@ -57,8 +58,24 @@ class Search(Section):
     score: Literal["accuracy", "loss"] = "accuracy"
     folds: Annotated[int, Field(ge=2)] = 5
     max_concurrent: Whole = 2
+    release: Literal["votes", "winner"] = "votes"
     regime: Regime = "distributed"
     seed: Seed = 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_winner_has_one_regime(cls, given: Any) -> Any:
+        """The only one it can have, where none is given."""
+        return {"regime": "central", **given} if isinstance(given, dict) and given.get("release") == "winner" else given
+
+    @model_validator(mode="after")
+    def _a_winner_needs_a_trusted_aggregator(self) -> Self:
+        if self.release == "winner" and self.regime != "central":
+            raise ValueError(
+                f"`search.regime` is `{self.regime}`, and `release: winner` is chosen by an aggregator that is trusted "
+                "with the counts: `regime: central`. Where it must not see them, `release: votes`."
+            )
+        return self
 
     @model_validator(mode="after")
     def _has_something_to_vote_on(self) -> Self:
@@ -167,6 +184,15 @@ class Recipe(Document):
         if self.search is not None and self.shares.search == 0:
             raise ValueError(
                 "`shares.search` is missing: a search releases its votes, so it needs a share of the budget."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _masked_counts_are_seen_by_nobody(self) -> Self:
+        if self.search is not None and self.search.release == "winner" and self.cohort.secure_sum == "masked":
+            raise ValueError(
+                "`cohort.secure_sum: masked` hides the votes' counts from the aggregator, and `search.release: winner` "
+                "is chosen from them there; give `release: votes`, or `secure_sum: trusted`."
             )
         return self
 

@@ -38,6 +38,8 @@ PUBLIC_METRICS: Mapping[str, str] = MappingProxyType(
         "search/clients_answered": "clients that evaluated a candidate",
         "search/votes_per_client": "k of the vote",
         "search/sigma": "standard deviation of the noise in a vote, or on a coordinate of a released gradient",
+        "search/pure_epsilon": "pure epsilon of a winner that is released alone",
+        "search/scale": "scale of the Gumbel noise on a count that such a winner is chosen from",
         "search/clip": "bound on a user's gradient",
         "search/iterations": "planned number of releases",
         "search/points": "most points of an iteration",

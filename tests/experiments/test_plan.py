@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from dpray.experiments import report_plan
-from dpray.experiments.plan import Scale, forecast, lead_needed
+from dpray.experiments.plan import Scale, forecast, lead_needed, winner_lead_needed
 from dpray.experiments.reading import RecipeError, write_yaml
 from dpray.experiments.spec import Recipe
 from dpray.platform.privacy import gdp
-from dpray.platform.privacy.mechanisms import Unit, vote_failure_bound
+from dpray.platform.privacy.mechanisms import Unit, vote_failure_bound, winner_failure_bound
 
 SCALE = Scale(clients=20, records=1437, dimension=650, largest_client=200)
 
@@ -151,3 +151,46 @@ def test_the_plan_says_how_sums_are_added_up(cohort, words):
     given = recipe(cohort=cohort)
     said = str(report_plan._noise(given, forecast(given, SCALE), SCALE))
     assert all(word in said for word in words)
+
+
+GRID = {"learning_rate": {"grid": [0.1, 1.0, 10.0, 20.0]}, "clip": {"grid": [0.5, 1]}}
+ALONE = {"votes": 3, "release": "winner", "space": GRID}
+
+
+def test_a_winner_costs_its_share_as_a_pure_epsilon():
+    found = forecast(recipe(search=ALONE), SCALE)
+    mu = gdp.mu(6, 1e-5) * math.sqrt(0.3)
+    assert gdp.mu_from_pure(found.search.pure_epsilon) == pytest.approx(mu, rel=1e-9)
+    assert found.search.scale == pytest.approx(2 / found.search.pure_epsilon, rel=1e-12)
+    assert found.search.share == pytest.approx(0.3, abs=1e-12)
+    assert found.lead == pytest.approx(found.search.scale * math.log(19 * 5))
+    assert winner_failure_bound(found.lead, found.search.scale, 5) == pytest.approx(0.05)
+    assert winner_lead_needed(0.0, 11) == 0
+    assert found.unanimous_failure == winner_failure_bound(20, found.search.scale, 5, 3)
+
+
+def test_the_plan_of_a_winner_names_what_noisy_votes_would_need():
+    alone, votes = recipe(search=ALONE), recipe()
+    found = forecast(alone, SCALE)
+    assert found.search.votes_lead == forecast(votes, SCALE).lead
+    said = str(report_plan._noise(alone, found, SCALE))
+    for words in (
+        "the winner alone",
+        "pure: Gumbel noise of scale",
+        f"{found.search.votes_lead:.1f} for the same share",
+    ):
+        assert words in said
+    assert "σ_S" not in said
+    assert "Gumbel" not in str(report_plan._noise(votes, forecast(votes, SCALE), SCALE))
+
+
+def test_without_noise_a_winner_is_exact():
+    found = forecast(recipe(search=ALONE, budget={"delta": 1e-5, "non_private": True}), SCALE)
+    assert (found.search.pure_epsilon, found.search.scale, found.lead) == (math.inf, 0, 0)
+
+
+def test_fewer_votes_are_not_advised_where_they_do_not_help():
+    tight = {"epsilon": 1, "delta": 1e-5}
+    noisy = {key: value for key, value in ALONE.items() if key != "release"}
+    advice = [forecast(recipe(search=each, budget=tight), SCALE).warnings[0] for each in (ALONE, noisy)]
+    assert ["fewer votes per client" in each for each in advice] == [False, True]

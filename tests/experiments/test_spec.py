@@ -177,3 +177,30 @@ def test_a_duplicate_key_is_not_overwritten():
 def test_the_unchanged_recipe_is_accepted():
     """Negative control of the table: only the named change is what each refusal is about."""
     assert read_yaml(read(base()).write())["name"] == "try"
+
+
+def test_a_winner_alone_is_chosen_by_a_trusted_aggregator():
+    alone = {**base()["search"], "release": "winner"}
+    assert read(base()).search.release == "votes"
+    found = read(changed("search", alone))
+    assert (found.search.release, found.search.regime) == ("winner", "central")
+    assert Recipe.read(found.write()) == found
+    assert read(changed("search", {**alone, "regime": "central"})) == found
+
+
+@pytest.mark.parametrize("regime", ["distributed", "local"])
+def test_a_winner_without_a_trusted_aggregator_is_refused(regime):
+    with pytest.raises(RecipeError, match=rf"`search.regime` is `{regime}`.*`regime: central`"):
+        read(changed("search", {**base()["search"], "release": "winner", "regime": regime}))
+
+
+def test_a_winner_from_masked_sums_is_refused():
+    document = changed("search", {**base()["search"], "release": "winner"})
+    document["cohort"] = {"clients": 20, "quorum": 16, "secure_sum": "masked"}
+    with pytest.raises(RecipeError, match=r"`cohort.secure_sum: masked` hides"):
+        read(document)
+
+
+def test_another_release_is_refused_with_what_there_is():
+    with pytest.raises(RecipeError, match=r"search\.release.*votes.*winner"):
+        read(changed("search", {**base()["search"], "release": "counts"}))
