@@ -1,0 +1,1 @@
+"""DP-HYPE: the paper's experiments, made again. See RESULTS.md."""
