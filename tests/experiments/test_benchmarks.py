@@ -9,6 +9,8 @@ import pytest
 
 from dpray.experiments.benchmarks import rounds, scale, secure_sum, work
 from dpray.experiments.benchmarks.measure import Contestant, Round, family, race
+from dpray.platform.cohort.masked.aggregator import Aggregator
+from dpray.platform.cohort.masked.party import Party
 from dpray.trainers.models import LinearHead
 
 
@@ -74,6 +76,25 @@ def test_what_a_masking_client_costs_grows_with_its_neighbours_not_with_the_coho
     small, large = secure_sum.cost(100), secure_sum.cost(1000)
     assert small.up < large.up < 5 * small.up
     assert small.down < large.down < 5 * small.down
+
+
+def test_a_client_of_the_sample_sends_what_it_would_in_the_whole_graph() -> None:
+    """All 40 clients run, against one and its neighbours: the same bytes but for a set of members, a bit a client."""
+    number, quorum, colluders = 40, 38, 2
+    sampled = secure_sum.cost(number)
+    asked = secure_sum.session(number, quorum, colluders, sampled.found.degree)
+    parties, server = [Party(asked, each) for each in range(number)], Aggregator(asked)
+    sent, told = [party.advertise() for party in parties], {}
+    up = secure_sum.wire(sent[0])
+    for method, tell in (("share", "rosters"), ("mask", "parcels"), ("unmask", "survivors")):
+        for message in sent:
+            server.receive(message)
+        told = getattr(server, tell)()
+        extra = (np.arange(secure_sum.CANDIDATES),) if method == "mask" else ()
+        sent = [getattr(party, method)(told if method == "unmask" else told[party.number], *extra) for party in parties]
+        up += secure_sum.wire(sent[0])
+    assert sampled.up == pytest.approx(up / 1e3, rel=0.01)
+    assert sampled.bits == 32
 
 
 def test_bytes_are_counted_as_bytes() -> None:
