@@ -145,7 +145,8 @@ class DPHypeSearch(PrivateSearcher):
             raise ValueError(f"votes is {votes!r}; every client has at least 1 vote.")
         self.cohort, self.run, self.label, self.reserve = cohort, run, label, reserve
         self._vote_release = release_of(release, cohort, votes, regime)
-        self.votes_per_client, self.regime, self.seed = votes, self._vote_release.regime, seed
+        self.release, self.regime = self._vote_release.name, self._vote_release.regime
+        self.votes_per_client, self.seed = votes, seed
         self.resources = None if resources is None else dict(resources)
         self._count = candidates if isinstance(candidates, int) else None
         self._given = None if candidates is None or isinstance(candidates, int) else spaces.distinct(candidates)
@@ -204,11 +205,6 @@ class DPHypeSearch(PrivateSearcher):
         )
 
     # Budget -----------------------------------------------------------------------------------------------------
-
-    @property
-    def release(self) -> str:
-        """What is released: `votes` or `winner`."""
-        return self._vote_release.name
 
     @property
     def mechanism(self) -> TopKVotes | VoteWinner:

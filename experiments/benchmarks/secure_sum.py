@@ -262,9 +262,18 @@ def report(python: Path | None, patience: float) -> None:
 def costs() -> None:
     """Print what a client costs as the cohort grows: a sample of clients, the whole of them would take half an hour."""
     print("One client and its neighbours are run, in a session of all n; the best of three runs. Processor time.\n")
-    print(
-        "| clients | degree | / log₂ n | opens | ring | KB up | KB down | client, ms | server, ms | exposed | stuck |"
-    )
+    columns = [
+        "clients",
+        "degree",
+        "/ log₂ n",
+        "threshold",
+        "ring",
+        "KB up",
+        "KB down",
+        "client, ms",
+        "server for it, ms",
+    ]
+    print("| " + " | ".join([*columns, "exposed", "stuck"]) + " |")
     print("|---" * 11 + "|")
     for number in SIZES:
         runs = [cost(number) for _ in range(3)]
