@@ -1,6 +1,6 @@
 """The vote of a million clients on one machine, with flat memory: seconds and peak memory against n.
 
-    python -m dpray.experiments.benchmarks.hype_scale [--clients 10000 100000 1000000] [--cohort 10000 100000]
+    python -m dpray.experiments.benchmarks.hype_scale [--clients 10000 100000 1000000] [--cohort 10000 100000 1000000]
 
 | contestant | what is done                                                                                          |
 |------------|-------------------------------------------------------------------------------------------------------|

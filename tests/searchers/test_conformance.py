@@ -11,7 +11,7 @@ from ray import cloudpickle, tune
 
 from dpray.platform.cohort import ClientTask, Cohort, Records
 from dpray.platform.privacy.budget import Budget
-from dpray.platform.privacy.ledger import Ledger
+from dpray.platform.privacy.ledger import Ledger, ReleaseKey
 from dpray.platform.privacy.noise import NoiseSource
 from dpray.searchers import DPHypeSearch
 from dpray.searchers.base import PrivateSearcher
@@ -103,3 +103,13 @@ def test_a_second_search_of_the_same_run_trains_nothing_again(tmp_path, ray_loca
     second.cohort.close()
 
     assert second.best_config == {"lr": 0.2, "model": {"width": 2}}
+
+
+def test_with_a_trusted_aggregator_the_clients_may_name_the_winner_alone(tmp_path, ray_local, leaks):
+    search = search_with_clients(tmp_path, SPACE, release="winner")
+    drive(search)
+    search.cohort.close()
+
+    assert search.best_config == {"lr": 0.2, "model": {"width": 2}}
+    assert search.run.stored(ReleaseKey("search", "winner", 0)).tolist() == [search.best_candidate]
+    assert [name for name in leaks(tmp_path, CANARY) if name.startswith("ledger")] == []
