@@ -57,11 +57,9 @@ class Material:
     @property
     def trainer_type(self) -> type[FederatedTrainer]:
         """The algorithm's trainer."""
-        from dpray import trainers
+        from dpray.trainers import trainer_named
 
-        return {"dp_fedsofim": trainers.DPFedSOFIMTrainer, "dp_fedgd": trainers.DPFedGDTrainer}[
-            self.recipe.training.algorithm
-        ]
+        return trainer_named(self.recipe.training.algorithm)
 
     def cohort(self, workspace: Path, expected: Forecast) -> Cohort:
         """The clients; with a search, they rehearse the training that will really follow.

@@ -24,6 +24,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from dpray.experiments import domains, objections
+from dpray.experiments.algorithms import Training
 from dpray.experiments.domains import Domain, Setting
 from dpray.experiments.sections import (
     Budget,
@@ -33,14 +34,12 @@ from dpray.experiments.sections import (
     Name,
     Noise,
     Population,
-    Positive,
     Regime,
     Section,
     Seed,
     Shares,
     Space,
     Tracking,
-    Unit,
     Whole,
     to_tune,
 )
@@ -107,45 +106,6 @@ class Search(Section):
         return self.candidates if self.candidates is not None else points if points is not None else 0
 
 
-class Training(Section):
-    """What both trainers take; a setting may instead stand in `search.space`."""
-
-    rounds: Whole
-    regime: Regime = "distributed"
-    unit: Unit = "record"
-    learning_rate: Positive | None = None
-    clip: Positive | None = None
-    weighting: Literal["records", "clients"] | None = None
-    local_steps: Whole | None = None
-    local_rate: Positive | None = None
-
-    @classmethod
-    def searchable(cls) -> tuple[str, ...]:
-        """Settings that `search.space` may name. The rounds are reserved before the search and are not among them."""
-        return tuple(key for key in cls.model_fields if key not in ("algorithm", "rounds", "regime", "unit"))
-
-    def fixed(self) -> dict[str, Any]:
-        """The settings given here, without those left to the trainer's defaults or to the search."""
-        return {key: getattr(self, key) for key in self.searchable() if getattr(self, key) is not None}
-
-
-class SOFIM(Training):
-    """DP-FedSOFIM: the server's step is preconditioned by (ρI + MMᵀ)⁻¹."""
-
-    algorithm: Literal["dp_fedsofim"]
-    momentum: Annotated[float, Field(ge=0, lt=1)] | None = None
-    rho: Positive | None = None
-    precondition: Literal["gradient", "momentum"] | None = None
-    bias_correction: bool | None = None
-    rho_relative: bool | None = None
-
-
-class FedGD(Training):
-    """DP-FedGD: plain gradient descent on the noised mean gradient."""
-
-    algorithm: Literal["dp_fedgd"]
-
-
 class Recipe(Document):
     """One experiment, checked. Build it with `Recipe.read`."""
 
@@ -157,7 +117,7 @@ class Recipe(Document):
     data: Data
     cohort: Cohort
     search: Search | None = None
-    training: Annotated[SOFIM | FedGD, Field(discriminator="algorithm")]
+    training: Training
     tracking: Tracking = Tracking()
     ledger: str = "sqlite:///dpray-ledger.db"
     noise: Noise = Noise()

@@ -12,10 +12,21 @@ if TYPE_CHECKING:
     from dpray.trainers.base import FederatedTrainer as FederatedTrainer
     from dpray.trainers.checkpoints import CheckpointConflict as CheckpointConflict
     from dpray.trainers.checkpoints import load_parameters as load_parameters
+    from dpray.trainers.fedadam import DPFedAdamTrainer as DPFedAdamTrainer
+    from dpray.trainers.fedadam import DPFedYogiTrainer as DPFedYogiTrainer
+    from dpray.trainers.fedadam import FedAdamSettings as FedAdamSettings
+    from dpray.trainers.fedadam import FedYogiSettings as FedYogiSettings
+    from dpray.trainers.fedavg import DPFedAvgTrainer as DPFedAvgTrainer
+    from dpray.trainers.fedavg import FedAvgSettings as FedAvgSettings
     from dpray.trainers.fedgd import DPFedGDTrainer as DPFedGDTrainer
     from dpray.trainers.fedgd import FedGDSettings as FedGDSettings
     from dpray.trainers.models import LinearHead as LinearHead
     from dpray.trainers.models import Model as Model
+    from dpray.trainers.momentum import DPMomentumTrainer as DPMomentumTrainer
+    from dpray.trainers.momentum import DPNormalisedMomentumTrainer as DPNormalisedMomentumTrainer
+    from dpray.trainers.momentum import MomentumSettings as MomentumSettings
+    from dpray.trainers.momentum import NormalisedMomentumSettings as NormalisedMomentumSettings
+    from dpray.trainers.named import trainer_named as trainer_named
     from dpray.trainers.rehearsal import Rehearsal as Rehearsal
     from dpray.trainers.rehearsal import TrainingTask as TrainingTask
     from dpray.trainers.settings import ServerState as ServerState
@@ -26,12 +37,22 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "CheckpointConflict": "checkpoints",
+    "DPFedAdamTrainer": "fedadam",
+    "DPFedAvgTrainer": "fedavg",
     "DPFedGDTrainer": "fedgd",
     "DPFedSOFIMTrainer": "sofim",
+    "DPFedYogiTrainer": "fedadam",
+    "DPMomentumTrainer": "momentum",
+    "DPNormalisedMomentumTrainer": "momentum",
+    "FedAdamSettings": "fedadam",
+    "FedAvgSettings": "fedavg",
     "FedGDSettings": "fedgd",
+    "FedYogiSettings": "fedadam",
     "FederatedTrainer": "base",
     "LinearHead": "models",
     "Model": "models",
+    "MomentumSettings": "momentum",
+    "NormalisedMomentumSettings": "momentum",
     "Rehearsal": "rehearsal",
     "SOFIMSettings": "sofim",
     "ServerState": "settings",
@@ -39,6 +60,7 @@ _HOMES = {
     "TorchModule": "torch_module",
     "TrainingTask": "rehearsal",
     "load_parameters": "checkpoints",
+    "trainer_named": "named",
 }
 
 __all__ = sorted(_HOMES)  # noqa: PLE0605

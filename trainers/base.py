@@ -26,11 +26,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 
 from dpray.platform.cohort.client import Records
-from dpray.platform.cohort.queries import ClientUpdate, GradientSum
+from dpray.platform.cohort.queries import ClientUpdate, GradientSum, Query
 from dpray.platform.cohort.sums import ClientSum
 from dpray.platform.privacy.budget import Budget, split, to_mu
 from dpray.platform.privacy.ledger import BudgetExceeded, Plan, PlannedRelease, ReleaseKey, ReleaseLost
-from dpray.platform.privacy.mechanisms import ClippedSum, Regime, Unit
+from dpray.platform.privacy.mechanisms import ClippedSum, Mechanism, Regime, Unit
+from dpray.platform.privacy.noise import GridNoise
 from dpray.platform.tracking.progress import Row, Spent, show
 from dpray.trainers.checkpoints import Checkpoints
 from dpray.trainers.models import FloatArray, Model, take
@@ -62,10 +63,10 @@ class FederatedTrainer:
         quanta: the same as μ² in quanta of 2⁻⁶⁰ (a share of a larger plan), split over the rounds to the last quantum.
             None: no noise, NOT PRIVATE, which only a `non_private` account admits.
         regime: who adds the noise. `distributed` and `central` as the cohort's sum provides them.
-        unit: `record`: clipped sums of record gradients, N = Σ|D_i| over those who answered; with
-            `settings.weighting="clients"` N is |D|_min times their number, and large clients' sums are scaled down (a
-            mean of client means, in which small clients' records weigh more). `client`: whole updates of local
-            descent, N = clients that answered.
+        unit: None: the algorithm's first. `record`: clipped sums of record gradients, N = Σ|D_i| over those who
+            answered; with `settings.weighting="clients"` N is |D|_min times their number, and large clients' sums are
+            scaled down (a mean of client means, in which small clients' records weigh more). `client`: whole updates
+            of local descent, N = clients that answered.
         label: phase of the run in the ledger.
         reserve: set the spend aside before the first round. False where the run's plan has the line `planned` already.
         storage: folder for checkpoints; without one, a resumed training replays all its releases from the ledger.
@@ -87,6 +88,8 @@ class FederatedTrainer:
     """
 
     settings_type: ClassVar[type[Settings]] = Settings  # type: ignore[type-abstract]
+    units: ClassVar[tuple[Unit, ...]] = (Unit.RECORD, Unit.CLIENT)
+    """Whom the algorithm can protect; the first is the default."""
 
     def __init__(
         self,
@@ -98,7 +101,7 @@ class FederatedTrainer:
         budget: Budget | None = None,
         quanta: int | Literal["budget"] | None = "budget",
         regime: Regime | str = Regime.DISTRIBUTED,
-        unit: Unit | str = Unit.RECORD,
+        unit: Unit | str | None = None,
         label: str = "training",
         reserve: bool = True,
         storage: Path | str | None = None,
@@ -108,7 +111,8 @@ class FederatedTrainer:
         on_round: Callable[[Row], object] | None = None,
     ) -> None:
         self.cohort, self.run, self.model, self.settings = cohort, run, model, settings
-        self.regime, self.unit, self.label, self.reserve = Regime(regime), Unit(unit), label, reserve
+        self.unit = self.units[0] if unit is None else Unit(unit)
+        self.regime, self.label, self.reserve = Regime(regime), label, reserve
         self.quanta = _quanta(budget, quanta)
         self.evaluation, self.tracker, self.on_round = evaluation, tracker, on_round
         self.checkpoint_every = checkpoint_every
@@ -116,13 +120,19 @@ class FederatedTrainer:
         self._floor = min(cohort.counts.values()) if self._alike else None
         self.mechanism = self._mechanism()
         T = settings.rounds
-        self.spends: tuple[int | None, ...] = (None,) * T if self.quanta is None else split(self.quanta, T)
-        self.planned = PlannedRelease(label, MECHANISM, self.unit, self.quanta, T)
+        rounds = None if self.quanta is None else self._rounds_quanta(self.quanta)
+        self.spends: tuple[int | None, ...] = (None,) * T if rounds is None else split(rounds, T)
+        self.planned = PlannedRelease(label, MECHANISM, self.unit, rounds, T)
         self.storage = None if storage is None else Path(storage)
         self._checkpoints = None if storage is None else Checkpoints(Path(storage), self._identity())
         self._path: Path | None = None
         self.state = settings.initial_state(model.initial())
         self.rows: tuple[Row, ...] = ()
+
+    @property
+    def plan(self) -> Plan:
+        """Everything that training releases, as lines of the run's plan; an algorithm may add lines to `planned`."""
+        return Plan((self.planned,))
 
     @property
     def theta(self) -> FloatArray:
@@ -153,7 +163,8 @@ class FederatedTrainer:
         self._restore()
         self._try_in_public()
         if self.reserve:
-            self.run.reserve(Plan((self.planned,)))
+            self.run.reserve(self.plan)
+        self._begin()
         spent = Spent(self.run, self.label, self.unit, self.spends)
         T = self.settings.rounds
         for t in range(len(self.rows) + 1, T + 1):
@@ -174,6 +185,13 @@ class FederatedTrainer:
                 self._keep(t)
         return f"all {T} rounds done"
 
+    def _rounds_quanta(self, quanta: int) -> int:
+        """What the rounds together spend of the training's quanta; all of them, unless an algorithm releases more."""
+        return quanta
+
+    def _begin(self) -> None:
+        """Once everything is set aside, before the first round of this process: releases that rounds build on."""
+
     def _ask(self, t: int) -> Answer | None:
         """Broadcast θ and release the noised sum of round t; None if the release is lost (its charge stands)."""
         query, quanta = self._query(), self.spends[t - 1]
@@ -187,8 +205,14 @@ class FederatedTrainer:
             release = self.run.release(key, self._request(query), self.mechanism, quanta, compute, trust=trust)
         except ReleaseLost:
             return None
-        total, records, clients = ClientSum.unpack(release.value)
-        noise = self.cohort.noise_for(self.mechanism, np.inf if quanta is None else to_mu(quanta), self.regime)
+        return self._answer(release.value, self._noise(quanta))
+
+    def _noise(self, quanta: int | None) -> GridNoise:
+        return self.cohort.noise_for(self.mechanism, np.inf if quanta is None else to_mu(quanta), self.regime)
+
+    def _answer(self, released: FloatArray, noise: GridNoise) -> Answer:
+        """What a stored sum says, with the noise that is in it."""
+        total, records, clients = ClientSum.unpack(released)
         sigma = noise.std(1 if self.regime is Regime.CENTRAL else clients)
         N = records if self._floor is None and self.unit is Unit.RECORD else clients * (self._floor or 1)
         sign = -1.0 if self.unit is Unit.CLIENT else 1.0
@@ -199,7 +223,12 @@ class FederatedTrainer:
             return self.state
         with np.errstate(over="ignore", invalid="ignore"):
             after = self.server_step(self.state, answer.gradient, self.state.steps + 1, answer.noise)
+            after = self._remember(after, answer)
         return replace(after, steps=self.state.steps + 1)
+
+    def _remember(self, after: ServerState, answer: Answer) -> ServerState:
+        """The state after the step, with what else of the answer the next round needs: released values only."""
+        return after
 
     def _record(self, t: int, answer: Answer | None, after: ServerState, spent: Spent) -> None:
         row: Row = {"training_iteration": t, **measure(answer, self.state.theta, after.theta)}
@@ -238,15 +267,15 @@ class FederatedTrainer:
         else:
             self.model.update(self.state.theta, few, self._local)
 
-    def _query(self) -> GradientSum | ClientUpdate:
+    def _query(self) -> Query:
         if self.unit is Unit.RECORD:
             return GradientSum(self.state.theta, self.settings.clip, self._floor)
         return ClientUpdate(self.state.theta, self.settings.clip, self._local)
 
-    def _request(self, query: GradientSum | ClientUpdate) -> Mapping[str, Any]:
+    def _request(self, query: Query) -> Mapping[str, Any]:
         return {**query.describe(), "algorithm": self.settings.algorithm, "regime": str(self.regime)}
 
-    def _mechanism(self) -> ClippedSum:
+    def _mechanism(self) -> Mechanism:
         clip, d = self.settings.clip, self.model.dimension
         if self.unit is Unit.RECORD:
             return ClippedSum(clip, self.unit, d, sum(self.cohort.counts.values()), self.model.relative_error)
@@ -282,6 +311,10 @@ class FederatedTrainer:
         if self.unit is Unit.USER:
             raise ValueError(
                 "Training protects a `record` or a `client`; the unit `user` belongs to searches with a curator."
+            )
+        if self.unit not in self.units:
+            raise ValueError(
+                f"{settings.algorithm} protects the unit `{self.units[0]}` only, and `{self.unit}` was given."
             )
         if self.unit is Unit.RECORD and (settings.local_steps, settings.local_rate) != (1, 1.0):
             raise ValueError(

@@ -126,3 +126,8 @@ class Settings(ABC):
 def positive(value: object) -> bool:
     """Whether a value is a finite number above 0, and not a truth value."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+
+
+def below_one(value: object) -> bool:
+    """Whether a value is a number in [0, 1), and not a truth value."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1

@@ -31,40 +31,18 @@ import numpy as np
 
 from dpray.trainers.base import FederatedTrainer
 from dpray.trainers.models import FloatArray
-from dpray.trainers.settings import ServerState, Settings, positive
+from dpray.trainers.momentum import dot
+from dpray.trainers.settings import ServerState, Settings, below_one, positive
 
 Precondition = Literal["gradient", "momentum"]
 
 _BLOCK = 32768  # coordinates updated together: a few blocks of float64 stay in the cache
 
 
-def momentum(M: FloatArray, G: FloatArray, beta: float) -> FloatArray:
-    """M_t = β M_{t−1} + (1−β) G_t, (…, d)."""
-    return beta * M + (1 - beta) * G
-
-
 def precondition(v: FloatArray, M: FloatArray, rho: float) -> FloatArray:
     """H v = (v − M (M·v)/(ρ + ‖M‖²)) / ρ, (…, d), in O(d). With v = M this is M/(ρ + ‖M‖²)."""
     along = dot(M, v) / (rho + dot(M, M))
     return np.asarray((v - M * along[..., None]) / rho)
-
-
-def dot(a: FloatArray, b: FloatArray) -> FloatArray:
-    """Inner products over the last axis, (…)."""
-    return np.asarray(np.einsum("...i,...i->...", a, b))
-
-
-def momentum_noise_energy(dimension: int, noise: float, beta: float, t: int, *, bias_correction: bool = False) -> float:
-    """E‖M_noise‖² = d s² (1−β)(1−β²ᵗ)/(1+β): what noise alone puts into ‖M_t‖², or into ‖M̂_t‖² with bias correction.
-
-    Args:
-        dimension: d.
-        noise: s.
-        beta: β.
-        t: steps made, at least 1.
-    """
-    energy = dimension * noise**2 * (1 - beta) * (1 - beta ** (2 * t)) / (1 + beta)
-    return energy / (1 - beta**t) ** 2 if bias_correction else energy
 
 
 def step(
@@ -145,9 +123,7 @@ class SOFIMSettings(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require(
-            "momentum", self.momentum == 0 or (positive(self.momentum) and self.momentum < 1), "at least 0 and below 1"
-        )
+        self._require("momentum", below_one(self.momentum), "at least 0 and below 1")
         self._require("rho", positive(self.rho), "a finite number above 0")
         self._require("precondition", self.precondition in ("gradient", "momentum"), "`gradient` or `momentum`")
         for name in ("bias_correction", "rho_relative"):

@@ -7,10 +7,8 @@ import shutil
 import numpy as np
 import pytest
 
-from dpray.platform.cohort.client import Records, Stack
+from dpray.platform.cohort.client import Records
 from dpray.platform.cohort.errors import QuorumLost
-from dpray.platform.cohort.queries import GradientSum, Terms
-from dpray.platform.cohort.sums import ClientSum
 from dpray.platform.privacy import gdp
 from dpray.platform.privacy.budget import Budget, share, to_mu
 from dpray.platform.privacy.clipping import clip_rows
@@ -26,7 +24,6 @@ from dpray.platform.privacy.ledger import (
     ReleaseLost,
 )
 from dpray.platform.privacy.mechanisms import ClippedSum, Regime, TopKVotes, Unit
-from dpray.platform.privacy.noise import NoiseSource, counted_noisers, to_grid
 from dpray.platform.tracking import DECLARED, UndeclaredMetric
 from dpray.trainers.base import MECHANISM, FederatedTrainer
 from dpray.trainers.checkpoints import CheckpointConflict, load_parameters
@@ -34,89 +31,16 @@ from dpray.trainers.fedgd import DPFedGDTrainer, FedGDSettings
 from dpray.trainers.models import LinearHead
 from dpray.trainers.sofim import DPFedSOFIMTrainer, SOFIMSettings
 
-F, K, T = 4, 3, 6
-BUDGET = Budget(8.0, 1e-5)
+from .conftest import BUDGET, F, K, Killed, PlayedCohort, blobs, killed_in_round
+
+T = 6
 SETTINGS = SOFIMSettings(rounds=T, learning_rate=1.0, clip=1.0)
-
-
-def blobs(n, seed=0):
-    rng = np.random.default_rng(seed)
-    y = rng.integers(0, K, n)
-    return Records(3 * np.eye(K, F)[y] + 0.3 * rng.standard_normal((n, F)), y)
-
-
-class PlayedCohort:
-    """A cohort in this process whose noise follows from the key. `script` has what happens instead of an answer."""
-
-    def __init__(self, model=None, sizes=(30, 50, 20, 60), quorum=None):
-        self.task = model or LinearHead(F, K)
-        self.shards = {f"client-{i}": blobs(n, seed=i) for i, n in enumerate(sizes)}
-        self.counts = {name: len(shard) for name, shard in self.shards.items()}
-        self.clients = tuple(self.shards)
-        self.n_min = counted_noisers(quorum or len(sizes), 1)
-        self.answering = self.clients
-        self.terms = Terms(self.task.dimension, self.task.relative_error, len(sizes), sum(sizes))
-        self.script, self.asked = {}, []
-
-    def trust(self, regime):
-        return str(regime)
-
-    def noise_for(self, mechanism, mu, regime):
-        return mechanism.noise(mu, noisers=self.n_min if regime is Regime.DISTRIBUTED else 1)
-
-    def sum(self, attempt, query, mechanism, regime):
-        step = attempt.key.step
-        self.asked.append(step)
-        if step in self.script:
-            raise self.script.pop(step)
-        query.check(mechanism, self.terms)
-        noise = self.noise_for(mechanism, attempt.mu, regime)
-        if isinstance(query, GradientSum):
-            stack = Stack.of([self.shards[name] for name in self.answering])
-            rows = self.task.clipped_sums(query.theta, stack, query.clip)
-            if query.floor is not None:
-                rows = rows * (query.floor / np.maximum(stack.counts, query.floor))[:, None]
-        else:
-            rows = [self.task.update(query.theta, self.shards[name], query.settings) for name in self.answering]
-            rows = clip_rows(np.array(rows), query.clip)
-        total = to_grid(rows, noise.grid).sum(axis=0)
-        parties = ("server",) if regime is Regime.CENTRAL else self.answering
-        for party in parties if noise.private else ():
-            total += NoiseSource(7).draw(noise, len(total), str(attempt.key), party)
-        records = sum(self.counts[name] for name in self.answering)
-        return ClientSum(total, noise.grid, self.answering, records, noise)
-
-
-@pytest.fixture
-def ledger(tmp_path):
-    with Ledger(f"sqlite:///{tmp_path}/ledger.db") as opened:
-        opened.population("people", records_per_client=60).account(Unit.RECORD, BUDGET)
-        yield opened
-
-
-@pytest.fixture
-def people(ledger):
-    return ledger.population("people")
 
 
 def trainer(people, cohort=None, settings=SETTINGS, *, kind=DPFedSOFIMTrainer, name="run", **changes):
     cohort = cohort or PlayedCohort()
     arguments = {"quanta": BUDGET.quanta, "evaluation": blobs(90, seed=99), **changes}
     return kind(cohort, people.run(name), cohort.task, settings, **arguments)
-
-
-class Killed(BaseException):
-    """The end of the process, played."""
-
-
-def killed_in_round(t):
-    """An `on_round` that ends the process as round t ends, before its checkpoint."""
-
-    def on_round(row):
-        if row["training_iteration"] == t:
-            raise Killed
-
-    return on_round
 
 
 def test_fit_returns_rays_result(people, tmp_path):

@@ -13,8 +13,9 @@ from scipy.stats import chi2
 
 from dpray.trainers import sofim
 from dpray.trainers.fedgd import FedGDSettings
+from dpray.trainers.momentum import momentum, momentum_noise_energy
 from dpray.trainers.settings import ServerState
-from dpray.trainers.sofim import SOFIMSettings, momentum, momentum_noise_energy, precondition
+from dpray.trainers.sofim import SOFIMSettings, precondition
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 FALSE_ALARM = 1e-6

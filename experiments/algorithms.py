@@ -1,0 +1,88 @@
+"""The `training` of a recipe: one section for each algorithm, named as in `trainers.named`.
+
+A setting that is left out has the trainer's default, or is chosen by the search.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from dpray.experiments.sections import Positive, Regime, Section, Unit, Whole
+
+Coefficient = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Common(Section):
+    """What all trainers take; a setting may instead stand in `search.space`."""
+
+    rounds: Whole
+    regime: Regime = "distributed"
+    unit: Unit = "record"
+    learning_rate: Positive | None = None
+    clip: Positive | None = None
+    weighting: Literal["records", "clients"] | None = None
+    local_steps: Whole | None = None
+    local_rate: Positive | None = None
+
+    @classmethod
+    def searchable(cls) -> tuple[str, ...]:
+        """Settings that `search.space` may name. The rounds are reserved before the search and are not among them."""
+        return tuple(key for key in cls.model_fields if key not in ("algorithm", "rounds", "regime", "unit"))
+
+    def fixed(self) -> dict[str, Any]:
+        """The settings given here, without those left to the trainer's defaults or to the search."""
+        return {key: getattr(self, key) for key in self.searchable() if getattr(self, key) is not None}
+
+
+class SOFIM(Common):
+    """DP-FedSOFIM: the server's step is preconditioned by (ρI + MMᵀ)⁻¹."""
+
+    algorithm: Literal["dp_fedsofim"]
+    momentum: Coefficient | None = None
+    rho: Positive | None = None
+    precondition: Literal["gradient", "momentum"] | None = None
+    bias_correction: bool | None = None
+    rho_relative: bool | None = None
+
+
+class FedGD(Common):
+    """DP-FedGD: plain gradient descent on the noised mean gradient."""
+
+    algorithm: Literal["dp_fedgd"]
+
+
+class Momentum(Common):
+    """DP-FedGD with momentum."""
+
+    algorithm: Literal["dp_momentum"]
+    momentum: Coefficient | None = None
+    bias_correction: bool | None = None
+
+
+class NormalisedMomentum(Common):
+    """Steps of one length, along the momentum."""
+
+    algorithm: Literal["dp_normalised_momentum"]
+    momentum: Coefficient | None = None
+
+
+class FedAdam(Common):
+    """DP-FedAdam, and DP-FedYogi: every coordinate has a rate of its own."""
+
+    algorithm: Literal["dp_fedadam", "dp_fedyogi"]
+    momentum: Coefficient | None = None
+    second_momentum: Coefficient | None = None
+    adaptivity: Positive | None = None
+
+
+class FedAvg(Common):
+    """DP-FedAvg: whole updates of local descent, which protect clients."""
+
+    algorithm: Literal["dp_fedavg"]
+    unit: Literal["client"] = "client"
+
+
+Training = Annotated[SOFIM | FedGD | Momentum | NormalisedMomentum | FedAdam | FedAvg, Field(discriminator="algorithm")]
+"""Any of them."""

@@ -1,0 +1,225 @@
+"""What every trainer must do: learn, resume, keep its sensitivity, step many runs at once, refuse bad settings."""
+
+import math
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+from dpray.platform.cohort.client import Records
+from dpray.platform.cohort.partition import partition
+from dpray.platform.privacy.budget import Budget, floor_quanta
+from dpray.platform.privacy.ledger import Ledger
+from dpray.platform.privacy.mechanisms import Regime, Unit
+from dpray.trainers.models import LinearHead
+from dpray.trainers.named import TRAINERS, trainer_named
+from dpray.trainers.rehearsal import Rehearsal
+
+from .conftest import BUDGET, F, K, Killed, PlayedCohort, blobs, killed_in_round
+
+SETTINGS = {
+    "dp_fedsofim": {"learning_rate": 2.0, "momentum": 0.5},
+    "dp_fedgd": {"learning_rate": 4.0},
+    "dp_momentum": {"learning_rate": 4.0, "momentum": 0.5},
+    "dp_normalised_momentum": {"learning_rate": 1.0, "momentum": 0.5},
+    "dp_fedadam": {"learning_rate": 0.1, "momentum": 0.5},
+    "dp_fedyogi": {"learning_rate": 0.1, "momentum": 0.5},
+    "dp_fedavg": {"learning_rate": 1.0, "clip": 3.0, "local_steps": 3},
+}
+"""Settings of a short training on digits, by the trainer's name."""
+
+LOCAL_ONLY = frozenset[str]()
+"""Trainers whose noise is the clients' own."""
+
+
+def settings(name, T=6, **changes):
+    return trainer_named(name).settings_type(**{"rounds": T, "clip": 1.0, **SETTINGS[name], **changes})
+
+
+def regimes(name):
+    return [Regime.LOCAL] if name in LOCAL_ONLY else list(Regime)
+
+
+def trainer(name, people, cohort=None, *, run="run", **changes):
+    cohort = cohort or PlayedCohort()
+    given = {"quanta": BUDGET.quanta, "evaluation": blobs(90, seed=99), "regime": regimes(name)[0], **changes}
+    chosen = given.pop("settings", None) or settings(name)
+    return trainer_named(name)(cohort, people.run(run), cohort.task, chosen, **given)
+
+
+def test_every_trainer_is_tried():
+    assert SETTINGS.keys() == TRAINERS.keys()
+
+
+@pytest.fixture(scope="module")
+def digits():
+    """Eight clients with the pixels of digits, and 300 other digits."""
+    x, y = load_digits(return_X_y=True)
+    x = x / 16
+    parts = partition(y[300:], 8, "dirichlet", seed=0, alpha=1.0)
+    return {f"client-{i}": Records(x[300:][rows], y[300:][rows]) for i, rows in enumerate(parts)}, Records(
+        x[:300], y[:300]
+    )
+
+
+def on_digits(digits):
+    shards, _ = digits
+    cohort = PlayedCohort(LinearHead(64, 10), sizes=[len(shard) for shard in shards.values()])
+    cohort.shards = shards
+    return cohort
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+def test_it_learns_digits_and_spends_what_was_planned(name, tmp_path, digits):
+    # Eight clients cannot hide one of them: what protects whole clients is given a budget that protects nobody.
+    unit = trainer_named(name).units[0]
+    budget = BUDGET if unit is Unit.RECORD else Budget(2000.0, 1e-5)
+    with Ledger(f"sqlite:///{tmp_path}/ledger.db") as ledger:
+        account = ledger.population("people").account(unit, budget)
+        training = trainer(
+            name, ledger.population("people"), on_digits(digits), evaluation=digits[1], quanta=budget.quanta
+        )
+        result = training.fit()
+        assert (account.spent, account.reserved) == (budget.quanta, 0)
+    assert result.metrics["accuracy"] > 0.5  # chance is 0.1
+
+
+@pytest.mark.parametrize("stored", [True, False], ids=["checkpoints", "replayed from the ledger"])
+@pytest.mark.parametrize("name", TRAINERS)
+def test_killed_and_resumed_it_is_the_uninterrupted_run(name, stored, people, tmp_path):
+    with Ledger(f"sqlite:///{tmp_path}/whole.db") as other:
+        others = other.population("people", records_per_client=60)
+        others.account(Unit.RECORD, BUDGET)
+        whole = trainer(name, others)
+        whole.fit()
+    storage = {"storage": tmp_path / "training"} if stored else {}
+    cohort = PlayedCohort()
+    with pytest.raises(Killed):
+        trainer(name, people, cohort, on_round=killed_in_round(4), **storage).fit()
+    resumed = trainer(name, people, cohort, **storage)
+    resumed.fit()
+    np.testing.assert_array_equal(resumed.theta, whole.theta)
+    assert people.account(Unit.RECORD).spent == BUDGET.quanta
+
+
+class Overheard(PlayedCohort):
+    """Remembers what it was asked, and by which mechanism it is released."""
+
+    def __init__(self, *arguments, **named):
+        super().__init__(*arguments, **named)
+        self.queries = []
+
+    def sum(self, attempt, query, mechanism, regime):
+        self.queries.append((query, mechanism))
+        return super().sum(attempt, query, mechanism, regime)
+
+
+def replaced(cohort, unit, poison):
+    """The cohort's shards with one record of client-1, or all of them, replaced by anything."""
+    shard = cohort.shards["client-1"]
+    x, y = shard.x.astype(np.float64), shard.y.astype(np.float64)
+    where = slice(3, 4) if unit is Unit.RECORD else slice(None)
+    x[where], y[where] = poison
+    return {**cohort.shards, "client-1": Records(x, y)}
+
+
+POISONS = [
+    (np.nan, 0.0),
+    (np.inf, 1.0),
+    (-np.inf, 1.0),
+    (1e30, 2.0),
+    (-1e300, 0.0),
+    (1e-320, 1.0),
+    (0.0, 0.0),
+    (np.array([1.0, -50.0, 3.0, 0.0]), 2.0),
+    (1.0, 17.0),
+    (1.0, np.nan),
+]
+
+
+@pytest.mark.parametrize(("name", "regime"), [(name, regime) for name in TRAINERS for regime in regimes(name)])
+def test_one_unit_replaced_by_anything_moves_no_release_further_than_stated(name, regime, people):
+    cohort = Overheard()
+    trained = trainer(name, people, cohort, settings=settings(name, T=3), regime=regime)
+    trained.fit()
+    before = dict(cohort.shards)
+    for query, mechanism in cohort.queries:
+        totals = []
+        for poison in [None, *POISONS]:
+            cohort.shards = before if poison is None else replaced(cohort, trained.unit, poison)
+            totals.append(query.messages(cohort.view()).sum(axis=0))
+            cohort.shards = before
+        allowed = mechanism.sensitivity + mechanism.summation_error
+        moved = [np.linalg.norm(a - b) for a in totals for b in totals]
+        assert max(moved) <= allowed
+        assert max(moved) > 0
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+def test_runs_side_by_side_are_the_runs_one_by_one(name):
+    """Leading axes (3, 2) are independent runs."""
+    chosen = settings(name)
+    gradients = np.random.default_rng(5).standard_normal((5, 3, 2, (F + 1) * K))
+
+    def trajectory(steps):
+        state = chosen.initial_state(np.zeros(steps.shape[1:]))
+        for t, G in enumerate(steps, start=1):
+            state = chosen.server_step(state, G, t, 0.1)
+        return state.theta
+
+    together = trajectory(gradients)
+    for i in range(3):
+        for j in range(2):
+            np.testing.assert_allclose(together[i, j], trajectory(gradients[:, i, j]), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+def test_a_step_changes_none_of_its_arguments(name):
+    chosen = settings(name)
+    rng = np.random.default_rng(0)
+    state = chosen.initial_state(rng.standard_normal((F + 1) * K))
+    for t in (1, 2):
+        G = rng.standard_normal((F + 1) * K)
+        kept = G.copy(), state.theta.copy(), {slot: value.copy() for slot, value in state.slots.items()}
+        after = chosen.server_step(state, G, t, 0.1)
+        np.testing.assert_array_equal(G, kept[0])
+        np.testing.assert_array_equal(state.theta, kept[1])
+        for slot, value in kept[2].items():
+            np.testing.assert_array_equal(state.slots[slot], value)
+        assert after.slots.keys() == state.slots.keys()
+        state = after
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+def test_it_can_be_rehearsed_by_a_client(name):
+    kind = trainer_named(name)
+    make = partial(kind.settings_type.from_config, defaults={"rounds": 20, "clip": 1.0, **SETTINGS[name]})
+    rehearsal = Rehearsal(
+        LinearHead(F, K),
+        make,
+        floor_quanta(3.0),
+        Regime.CENTRAL,
+        clients=20,
+        records=1000,
+        n_min=19,
+        unit=kind.units[0],
+    )
+    assert rehearsal.fit_and_score({}, blobs(60), np.random.default_rng(0)) > 0.6  # chance is 1/3
+
+
+BAD = {"rounds": (0, -1, 2.5), "clip": (0.0, -1.0, math.nan, math.inf), "learning_rate": (0.0, -1.0, math.nan)}
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+def test_bad_settings_are_refused_with_a_sentence(name):
+    for setting, values in BAD.items():
+        for value in values:
+            with pytest.raises(ValueError, match=f"`{setting}` of .* was given"):
+                settings(name, **{setting: value})
+
+
+def test_spends_are_split_evenly(people):
+    spends = trainer("dp_fedgd", people).spends
+    assert all(0 <= a - b <= 1 for a, b in pairwise(spends))
