@@ -45,6 +45,8 @@ class SOFIM(Common):
     precondition: Literal["gradient", "momentum"] | None = None
     bias_correction: bool | None = None
     rho_relative: bool | None = None
+    debias: bool | None = None
+    rank: Whole | None = None
 
 
 class FedGD(Common):

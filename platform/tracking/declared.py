@@ -71,6 +71,7 @@ RELEASED_METRICS: Mapping[str, str] = MappingProxyType(
         "round/signal_to_noise": "estimate of the signal in the noised mean gradient over its noise",
         "round/momentum_signal_to_noise": "estimate of the signal in the momentum over its noise",
         "round/momentum_over_rho": "squared length of DP-FedSOFIM's momentum over its damping",
+        "round/curvature_over_rho": "largest eigenvalue of DP-FedSOFIM's curvature of rank r over its damping",
         "round/noise_to_signal": "expected L2 norm of the noise over the norm of the noised sum",
         **_EVALUATION,
     }

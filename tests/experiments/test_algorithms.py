@@ -9,7 +9,7 @@ from dpray.trainers.named import TRAINERS, trainer_named
 
 SCALE = Scale(clients=20, records=1437, dimension=650, largest_client=200)
 OWN = {
-    "dp_fedsofim": {"momentum": 0.5, "rho": 2.0, "precondition": "momentum", "bias_correction": True},
+    "dp_fedsofim": {"momentum": 0.5, "rho": 2.0, "bias_correction": True, "rank": 4, "debias": True},
     "dp_fedgd": {},
     "dp_momentum": {"momentum": 0.5, "bias_correction": True},
     "dp_normalised_momentum": {"momentum": 0.5},

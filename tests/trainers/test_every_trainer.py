@@ -21,6 +21,8 @@ from .conftest import BUDGET, F, K, Killed, PlayedCohort, blobs, killed_in_round
 
 SETTINGS = {
     "dp_fedsofim": {"learning_rate": 2.0, "momentum": 0.5},
+    "dp_fedsofim debiased": {"learning_rate": 2.0, "momentum": 0.5, "debias": True},
+    "dp_fedsofim of rank 3": {"learning_rate": 2.0, "momentum": 0.5, "rank": 3},
     "dp_fedgd": {"learning_rate": 4.0},
     "dp_momentum": {"learning_rate": 4.0, "momentum": 0.5},
     "dp_normalised_momentum": {"learning_rate": 1.0, "momentum": 0.5},
@@ -28,29 +30,33 @@ SETTINGS = {
     "dp_fedyogi": {"learning_rate": 0.1, "momentum": 0.5},
     "dp_fedavg": {"learning_rate": 1.0, "clip": 3.0, "local_steps": 3},
 }
-"""Settings of a short training on digits, by the trainer's name."""
+"""Settings of a short training on digits, by the trainer's name and, behind it, what is special about them."""
 
 LOCAL_ONLY = frozenset[str]()
 """Trainers whose noise is the clients' own."""
 
 
-def settings(name, T=6, **changes):
-    return trainer_named(name).settings_type(**{"rounds": T, "clip": 1.0, **SETTINGS[name], **changes})
+def kind_of(case):
+    return trainer_named(case.split()[0])
 
 
-def regimes(name):
-    return [Regime.LOCAL] if name in LOCAL_ONLY else list(Regime)
+def settings(case, T=6, **changes):
+    return kind_of(case).settings_type(**{"rounds": T, "clip": 1.0, **SETTINGS[case], **changes})
 
 
-def trainer(name, people, cohort=None, *, run="run", **changes):
+def regimes(case):
+    return [Regime.LOCAL] if case in LOCAL_ONLY else list(Regime)
+
+
+def trainer(case, people, cohort=None, *, run="run", **changes):
     cohort = cohort or PlayedCohort()
-    given = {"quanta": BUDGET.quanta, "evaluation": blobs(90, seed=99), "regime": regimes(name)[0], **changes}
-    chosen = given.pop("settings", None) or settings(name)
-    return trainer_named(name)(cohort, people.run(run), cohort.task, chosen, **given)
+    given = {"quanta": BUDGET.quanta, "evaluation": blobs(90, seed=99), "regime": regimes(case)[0], **changes}
+    chosen = given.pop("settings", None) or settings(case)
+    return kind_of(case)(cohort, people.run(run), cohort.task, chosen, **given)
 
 
 def test_every_trainer_is_tried():
-    assert SETTINGS.keys() == TRAINERS.keys()
+    assert {case.split()[0] for case in SETTINGS} == TRAINERS.keys()
 
 
 @pytest.fixture(scope="module")
@@ -71,15 +77,15 @@ def on_digits(digits):
     return cohort
 
 
-@pytest.mark.parametrize("name", TRAINERS)
-def test_it_learns_digits_and_spends_what_was_planned(name, tmp_path, digits):
+@pytest.mark.parametrize("case", SETTINGS)
+def test_it_learns_digits_and_spends_what_was_planned(case, tmp_path, digits):
     # Eight clients cannot hide one of them: what protects whole clients is given a budget that protects nobody.
-    unit = trainer_named(name).units[0]
+    unit = kind_of(case).units[0]
     budget = BUDGET if unit is Unit.RECORD else Budget(2000.0, 1e-5)
     with Ledger(f"sqlite:///{tmp_path}/ledger.db") as ledger:
         account = ledger.population("people").account(unit, budget)
         training = trainer(
-            name, ledger.population("people"), on_digits(digits), evaluation=digits[1], quanta=budget.quanta
+            case, ledger.population("people"), on_digits(digits), evaluation=digits[1], quanta=budget.quanta
         )
         result = training.fit()
         assert (account.spent, account.reserved) == (budget.quanta, 0)
@@ -87,18 +93,18 @@ def test_it_learns_digits_and_spends_what_was_planned(name, tmp_path, digits):
 
 
 @pytest.mark.parametrize("stored", [True, False], ids=["checkpoints", "replayed from the ledger"])
-@pytest.mark.parametrize("name", TRAINERS)
-def test_killed_and_resumed_it_is_the_uninterrupted_run(name, stored, people, tmp_path):
+@pytest.mark.parametrize("case", SETTINGS)
+def test_killed_and_resumed_it_is_the_uninterrupted_run(case, stored, people, tmp_path):
     with Ledger(f"sqlite:///{tmp_path}/whole.db") as other:
         others = other.population("people", records_per_client=60)
         others.account(Unit.RECORD, BUDGET)
-        whole = trainer(name, others)
+        whole = trainer(case, others)
         whole.fit()
     storage = {"storage": tmp_path / "training"} if stored else {}
     cohort = PlayedCohort()
     with pytest.raises(Killed):
-        trainer(name, people, cohort, on_round=killed_in_round(4), **storage).fit()
-    resumed = trainer(name, people, cohort, **storage)
+        trainer(case, people, cohort, on_round=killed_in_round(4), **storage).fit()
+    resumed = trainer(case, people, cohort, **storage)
     resumed.fit()
     np.testing.assert_array_equal(resumed.theta, whole.theta)
     assert people.account(Unit.RECORD).spent == BUDGET.quanta
@@ -139,10 +145,10 @@ POISONS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "regime"), [(name, regime) for name in TRAINERS for regime in regimes(name)])
-def test_one_unit_replaced_by_anything_moves_no_release_further_than_stated(name, regime, people):
+@pytest.mark.parametrize(("case", "regime"), [(case, regime) for case in SETTINGS for regime in regimes(case)])
+def test_one_unit_replaced_by_anything_moves_no_release_further_than_stated(case, regime, people):
     cohort = Overheard()
-    trained = trainer(name, people, cohort, settings=settings(name, T=3), regime=regime)
+    trained = trainer(case, people, cohort, settings=settings(case, T=3), regime=regime)
     trained.fit()
     before = dict(cohort.shards)
     for query, mechanism in cohort.queries:
@@ -157,10 +163,10 @@ def test_one_unit_replaced_by_anything_moves_no_release_further_than_stated(name
         assert max(moved) > 0
 
 
-@pytest.mark.parametrize("name", TRAINERS)
-def test_runs_side_by_side_are_the_runs_one_by_one(name):
+@pytest.mark.parametrize("case", SETTINGS)
+def test_runs_side_by_side_are_the_runs_one_by_one(case):
     """Leading axes (3, 2) are independent runs."""
-    chosen = settings(name)
+    chosen = settings(case)
     gradients = np.random.default_rng(5).standard_normal((5, 3, 2, (F + 1) * K))
 
     def trajectory(steps):
@@ -175,9 +181,9 @@ def test_runs_side_by_side_are_the_runs_one_by_one(name):
             np.testing.assert_allclose(together[i, j], trajectory(gradients[:, i, j]), rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", TRAINERS)
-def test_a_step_changes_none_of_its_arguments(name):
-    chosen = settings(name)
+@pytest.mark.parametrize("case", SETTINGS)
+def test_a_step_changes_none_of_its_arguments(case):
+    chosen = settings(case)
     rng = np.random.default_rng(0)
     state = chosen.initial_state(rng.standard_normal((F + 1) * K))
     for t in (1, 2):
@@ -192,10 +198,10 @@ def test_a_step_changes_none_of_its_arguments(name):
         state = after
 
 
-@pytest.mark.parametrize("name", TRAINERS)
-def test_it_can_be_rehearsed_by_a_client(name):
-    kind = trainer_named(name)
-    make = partial(kind.settings_type.from_config, defaults={"rounds": 20, "clip": 1.0, **SETTINGS[name]})
+@pytest.mark.parametrize("case", SETTINGS)
+def test_it_can_be_rehearsed_by_a_client(case):
+    kind = kind_of(case)
+    make = partial(kind.settings_type.from_config, defaults={"rounds": 20, "clip": 1.0, **SETTINGS[case]})
     rehearsal = Rehearsal(
         LinearHead(F, K),
         make,
@@ -212,12 +218,12 @@ def test_it_can_be_rehearsed_by_a_client(name):
 BAD = {"rounds": (0, -1, 2.5), "clip": (0.0, -1.0, math.nan, math.inf), "learning_rate": (0.0, -1.0, math.nan)}
 
 
-@pytest.mark.parametrize("name", TRAINERS)
-def test_bad_settings_are_refused_with_a_sentence(name):
+@pytest.mark.parametrize("case", SETTINGS)
+def test_bad_settings_are_refused_with_a_sentence(case):
     for setting, values in BAD.items():
         for value in values:
             with pytest.raises(ValueError, match=f"`{setting}` of .* was given"):
-                settings(name, **{setting: value})
+                settings(case, **{setting: value})
 
 
 def test_spends_are_split_evenly(people):

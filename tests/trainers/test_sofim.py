@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scipy.stats import chi2
 
 from dpray.trainers import sofim
+from dpray.trainers.curvature import curved
 from dpray.trainers.fedgd import FedGDSettings
 from dpray.trainers.momentum import momentum, momentum_noise_energy
 from dpray.trainers.settings import ServerState
@@ -197,7 +198,90 @@ def test_relative_damping_needs_noise():
 def test_the_ratio_of_momentum_to_damping_is_reported():
     settings = some_settings(momentum=0.5, rho=0.25)
     state = settings.server_step(settings.initial_state(np.zeros(2)), np.array([3.0, 4.0]), 1, 0.0)
-    assert settings.diagnostics(state, 1) == {"round/momentum_over_rho": pytest.approx(2.5**2 / 0.25)}
+    assert settings.diagnostics(state, 1)["round/momentum_over_rho"] == pytest.approx(2.5**2 / 0.25)
+    assert settings.diagnostics(state, 1)["round/momentum_signal_to_noise"] == np.inf
+
+
+@given(seed=st.integers(0, 10**6), d=st.integers(1, 40), rho=st.floats(1e-2, 1e2), part=st.floats(0, 2))
+def test_without_its_noise_the_curvature_is_a_dense_inverse_too(seed, d, rho, part):
+    """floor = part · ‖M‖²: the outer product keeps max(1 − part, 0) of its energy."""
+    M, v, _ = vectors(d, seed=seed)
+    dense = rho * np.eye(d) + max(1 - part, 0) * np.outer(M, M)
+    np.testing.assert_allclose(precondition(v, M, rho, part * (M @ M)), np.linalg.solve(dense, v), rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("mode", ["gradient", "momentum"])
+@pytest.mark.parametrize("correction", [False, True])
+def test_the_fused_debiased_step_is_the_formula_with_the_known_noise(mode, correction):
+    settings = some_settings(precondition=mode, bias_correction=correction, momentum=0.8, rho=0.3, debias=True)
+    state = settings.initial_state(vectors()[0])
+    M = np.zeros(7)
+    for t in range(1, 6):
+        G = vectors(seed=t)[1]
+        M = momentum(M, G, 0.8)
+        M_hat = M / (1 - 0.8**t) if correction else M
+        floor = momentum_noise_energy(7, 0.5, 0.8, t, bias_correction=correction)
+        expected = state.theta - 0.1 * precondition(G if mode == "gradient" else M_hat, M_hat, 0.3, floor)
+        state = settings.server_step(state, G, t, 0.5)
+        np.testing.assert_allclose(state.theta, expected, rtol=1e-12)
+
+
+def test_momentum_that_is_all_noise_has_no_curvature():
+    """Then the step is DP-FedGD's at rate η/ρ, and never uphill."""
+    settings = some_settings(debias=True, rho=0.5)
+    state = settings.server_step(settings.initial_state(np.zeros(7)), vectors()[0], 1, noise=1e3)
+    np.testing.assert_allclose(state.theta, -0.1 / 0.5 * vectors()[0], rtol=1e-12)
+
+
+@pytest.mark.parametrize("mode", ["gradient", "momentum"])
+@pytest.mark.parametrize("debias", [False, True])
+def test_of_rank_r_it_is_the_dense_inverse_of_the_last_r_gradients(mode, debias):
+    r, d, s, rho = 3, 6, 0.4, 0.7
+    settings = some_settings(rank=r, precondition=mode, momentum=0.6, rho=rho, debias=debias)
+    state, M, past = settings.initial_state(vectors(d)[0]), np.zeros(d), []
+    for t in range(1, 8):
+        G = vectors(d, seed=t)[1]
+        M, past = 0.6 * M + 0.4 * G, [*past, G][-r:]
+        found, U = np.linalg.eigh(np.mean([np.outer(g, g) for g in past], axis=0))
+        # d s²/m taken out of each of the eigenvalues that are not zero
+        kept = np.maximum(found - d * s**2 / len(past), 0) if debias else found
+        dense = rho * np.eye(d) + U @ np.diag(kept) @ U.T
+        expected = state.theta - 0.1 * np.linalg.solve(dense, G if mode == "gradient" else M)
+        state = settings.server_step(state, G, t, s)
+        np.testing.assert_allclose(state.theta, expected, rtol=0, atol=1e-10)
+
+
+@given(seed=st.integers(0, 10**6), d=st.integers(1, 50), r=st.integers(1, 12), rho=st.floats(0.01, 100))
+def test_woodbury_is_the_dense_inverse(seed, d, r, rho):
+    rng = np.random.default_rng(seed)
+    W, v = rng.standard_normal((r, d)) / np.sqrt(d), rng.standard_normal(d)
+    expected = np.linalg.solve(rho * np.eye(d) + W.T @ W, v)
+    np.testing.assert_allclose(curved(v, W, rho), expected, rtol=0, atol=1e-10 * max(1.0, 1 / rho))
+
+
+def test_relative_damping_of_rank_r_is_a_multiple_of_what_noise_adds_to_an_eigenvalue():
+    """Noise alone: W has rows of d independent normals of variance s²/m, and WWᵀ is d s²/m on its diagonal."""
+    d, m, s = 4000, 4, 0.3
+    settings = some_settings(rank=m, rho=2.0, rho_relative=True)
+    state = settings.initial_state(np.zeros(d))
+    rng = np.random.default_rng(0)
+    for t in range(1, 8):
+        state = settings.server_step(state, s * rng.standard_normal(d), t, s)
+    W, floor = settings._curvature(state.slots, 7)
+    assert floor == pytest.approx(d * s**2 / m)
+    np.testing.assert_allclose(np.linalg.eigvalsh(W @ W.T), floor, rtol=0.25)  # 2√(m/d) = 0.06 is its spread
+    ratio = settings.diagnostics(state, 7)["round/curvature_over_rho"]
+    assert ratio == pytest.approx(np.linalg.norm(W, 2) ** 2 / (2 * floor))
+
+
+def test_rank_r_takes_memory_of_r_gradients_only():
+    d, r = 200_000, 4
+    W, v = np.random.default_rng(0).standard_normal((r, d)), np.ones(d)
+    tracemalloc.start()
+    curved(v, W, 1.0)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 3 * v.nbytes
 
 
 def test_a_candidate_is_laid_over_the_defaults():
@@ -225,6 +309,10 @@ def test_a_candidate_is_laid_over_the_defaults():
         ({"rounds": 5, "rho": 0}, "`rho` of DP-FedSOFIM must be a finite number above 0"),
         ({"rounds": 5, "precondition": "hessian"}, "must be `gradient` or `momentum`, and 'hessian'"),
         ({"rounds": 5, "bias_correction": 1}, "must be true or false, and 1"),
+        ({"rounds": 5, "debias": 1}, "`debias` of DP-FedSOFIM must be true or false"),
+        ({"rounds": 5, "rank": 0}, "`rank` of DP-FedSOFIM must be a whole number of at least 1"),
+        ({"rounds": 5, "rank": 2.0}, "`rank` of DP-FedSOFIM must be a whole number of at least 1"),
+        ({"rounds": 5, "rank": True}, "and True was given"),
         ({"rounds": 5, "local_steps": 0}, "`local_steps` of DP-FedSOFIM"),
         ({"rounds": 5, "weighting": "size"}, "must be `records` or `clients`, and 'size'"),
     ],
