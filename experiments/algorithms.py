@@ -5,7 +5,7 @@ A setting that is left out has the trainer's default, or is chosen by the search
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -16,6 +16,9 @@ Coefficient = Annotated[float, Field(ge=0, lt=1)]
 
 class Common(Section):
     """What all trainers take; a setting may instead stand in `search.space`."""
+
+    rehearsed: ClassVar[bool] = True
+    """Whether one client alone can rehearse it, so that candidates can be voted on."""
 
     rounds: Whole
     regime: Regime = "distributed"
@@ -86,5 +89,20 @@ class FedAvg(Common):
     unit: Literal["client"] = "client"
 
 
-Training = Annotated[SOFIM | FedGD | Momentum | NormalisedMomentum | FedAdam | FedAvg, Field(discriminator="algorithm")]
+class FedFC(Common):
+    """DP-FedFC: the server's step is preconditioned by the features' covariance, released before the first round."""
+
+    rehearsed: ClassVar[bool] = False
+
+    algorithm: Literal["dp_fedfc"]
+    unit: Literal["record"] = "record"
+    covariance_clip: Positive
+    covariance_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    gamma: Positive | None = None
+
+
+Training = Annotated[
+    SOFIM | FedGD | Momentum | NormalisedMomentum | FedAdam | FedAvg | FedFC,
+    Field(discriminator="algorithm"),
+]
 """Any of them."""

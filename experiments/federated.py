@@ -41,13 +41,15 @@ class Federated(Experiment):
         return f"{scale.clients} clients, {scale.records} records, {scale.dimension} parameters"
 
     def planned(self) -> Plan:
-        """Votes, or their winner, and gradients."""
+        """Votes or their winner, gradients, and what an algorithm releases before them."""
         from dpray.searchers.hype import MECHANISM as VOTES
         from dpray.searchers.hype import WINNER
         from dpray.trainers.base import MECHANISM as GRADIENTS
+        from dpray.trainers.fedfc import COVARIANCE
 
         alone = self.recipe.search is not None and self.recipe.search.release == "winner"
-        return self.expected.ledger_plan(search=WINNER if alone else VOTES, training=GRADIENTS)
+        votes = WINNER if alone else VOTES
+        return self.expected.ledger_plan(search=votes, training=GRADIENTS, covariance=COVARIANCE)
 
     def forecast(self, before: Standing) -> RenderableType:
         """See `Experiment.forecast`."""

@@ -128,7 +128,7 @@ class Job:
             self.begun.run,
             self.material.model,
             settings,
-            quanta=self.expected.training.quanta,
+            quanta=self.expected.training_quanta,
             regime=Regime(self.recipe.training.regime),
             unit=Unit(self.recipe.training.unit),
             label=TRAINING,

@@ -77,7 +77,7 @@ class Material:
             rehearsal = Rehearsal(
                 self.model,
                 self._settings_from_config,
-                quanta=expected.training.quanta,
+                quanta=expected.training_quanta,
                 regime=Regime(training.regime),
                 clients=self.scale.clients,
                 records=self.scale.records,
@@ -135,7 +135,7 @@ def load(recipe: Recipe, workspace: Path) -> Material:
     _check_largest(recipe, shards)
     model = LinearHead(data.features, len(data.classes))
     largest = max(len(shard) for shard in shards.values())
-    scale = Scale(len(shards), len(protected), model.dimension, largest, model.relative_error)
+    scale = Scale(len(shards), len(protected), model.dimension, largest, model.relative_error, data.features)
     chance = float(np.bincount(evaluation.y).max() / len(evaluation))
     return Material(recipe, shards, evaluation, model, chance, scale)
 

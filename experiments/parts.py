@@ -22,7 +22,7 @@ from dpray.platform.privacy.budget import Budget, upper_mu
 from dpray.platform.privacy.mechanisms import Unit
 
 SEARCH, TRAINING, SCORE = "search", "training", "score"
-"""Names of the parts; search and training are labels in the ledger too (a score is a release of its search)."""
+COVARIANCE = f"{TRAINING} covariance"
 
 
 @dataclass(frozen=True)

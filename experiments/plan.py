@@ -20,14 +20,16 @@ from typing import TYPE_CHECKING, Any
 
 from scipy.special import ndtri
 
+from dpray.experiments.algorithms import FedFC
 from dpray.experiments.binding import declaration
-from dpray.experiments.parts import SEARCH, TRAINING, Foreseen, Part, budget_of
+from dpray.experiments.parts import COVARIANCE, SEARCH, TRAINING, Foreseen, Part, budget_of
 from dpray.experiments.reading import RecipeError
 from dpray.experiments.spec import Recipe, Search
-from dpray.platform.privacy.budget import Budget, split, to_mu
+from dpray.platform.privacy.budget import Budget, share, split, to_mu
 from dpray.platform.privacy.ledger import Plan, PlannedRelease
 from dpray.platform.privacy.mechanisms import (
     ClippedSum,
+    FeatureCovariance,
     Mechanism,
     Regime,
     TopKVotes,
@@ -43,13 +45,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Scale:
-    """Public facts a forecast needs: n clients, N records, d parameters, the largest client, the model's own error."""
+    """Public facts a forecast needs.
+
+    n clients, N records, d parameters, the largest client, the model's own error, features of a record.
+    """
 
     clients: int
     records: int
     dimension: int
     largest_client: int
     relative_error: float = 0.0
+    features: int = 0
 
 
 @dataclass(frozen=True)
@@ -87,6 +93,7 @@ class Forecast(Foreseen):
     Attributes:
         scale: what it was computed for.
         search: None without one; noisy votes, or a winner alone.
+        covariance: the features' covariance of DP-FedFC; None for the others.
         training: the rounds.
         sigma_over_clip: noise std on a round's sum if all clients answer, in units of C.
         noise_to_signal: s·√d / C of one round: length of the noise in the mean gradient over the longest it can be.
@@ -98,6 +105,7 @@ class Forecast(Foreseen):
 
     scale: Scale
     search: NoisedPart | WinnerPart | None
+    covariance: NoisedPart | None
     training: NoisedPart
     sigma_over_clip: float
     noise_to_signal: float
@@ -108,11 +116,18 @@ class Forecast(Foreseen):
     @property
     def parts(self) -> tuple[Part, ...]:
         """In the order in which they happen."""
-        return (self.training,) if self.search is None else (self.search, self.training)
+        return tuple(part for part in (self.search, self.covariance, self.training) if part is not None)
 
-    def ledger_plan(self, search: str, training: str) -> Plan:
-        """The plan to reserve; `search`, `training` are the mechanisms' names in the ledger."""
-        names = {SEARCH: search, TRAINING: training}
+    @property
+    def training_quanta(self) -> int | None:
+        """What the trainer may spend: its rounds, and what it releases before them."""
+        if self.training.quanta is None or self.covariance is None:
+            return self.training.quanta
+        return self.training.quanta + (self.covariance.quanta or 0)
+
+    def ledger_plan(self, search: str, training: str, covariance: str = "covariance") -> Plan:
+        """The plan to reserve; `search`, `training`, `covariance` are the mechanisms' names in the ledger."""
+        names = {SEARCH: search, TRAINING: training, COVARIANCE: covariance}
         lines = (
             PlannedRelease(part.label, names[part.label], part.unit, part.quanta, part.steps) for part in self.parts
         )
@@ -133,7 +148,13 @@ def forecast(recipe: Recipe, scale: Scale) -> Forecast:
         unit = Unit(recipe.training.unit)
         summed = ClippedSum(clip, unit, scale.dimension, _summands(recipe, scale), scale.relative_error)
         payer = _Payer(recipe, budget, scale)
-        training = payer.part(TRAINING, summed, training_quanta, recipe.training.rounds, recipe.training.regime)
+        quanta, covariance, regime = payer.own(unit, training_quanta), None, recipe.training.regime
+        if isinstance(recipe.training, FedFC):
+            moments = FeatureCovariance(recipe.training.covariance_clip, scale.features + 1, scale.records)
+            apart = None if quanta is None else share(quanta, recipe.training.covariance_share)
+            quanta = None if quanta is None or apart is None else quanta - apart
+            covariance = payer.part(COVARIANCE, moments, apart, 1, regime)
+        training = payer.part(TRAINING, summed, quanta, recipe.training.rounds, regime)
         search = None if recipe.search is None else payer.vote(recipe.search, search_quanta)
     except ValueError as error:
         raise RecipeError(f"The budget does not reach: {error}") from None
@@ -156,6 +177,7 @@ def forecast(recipe: Recipe, scale: Scale) -> Forecast:
         warnings=warnings,
         scale=scale,
         search=search,
+        covariance=covariance,
         training=training,
         sigma_over_clip=sigma_over_clip,
         noise_to_signal=noise_to_signal,
@@ -202,9 +224,13 @@ class _Payer:
     budget: Budget
     scale: Scale
 
-    def part(self, label: str, mechanism: Mechanism, account: int | None, steps: int, regime: str) -> NoisedPart:
-        """The part that spends `account` quanta of this account."""
-        spend, mu = self._spend(label, mechanism.unit, account, steps)
+    def own(self, unit: Unit, account: int | None) -> int | None:
+        """What releases of a unit may spend in that unit, where they may spend `account` of this account."""
+        return None if account is None else account // self._factor(unit)
+
+    def part(self, label: str, mechanism: Mechanism, quanta: int | None, steps: int, regime: str) -> NoisedPart:
+        """The part that spends `quanta` in the release's own unit."""
+        spend, mu = self._spend(label, mechanism.unit, quanta, steps)
         noise = mechanism.noise(mu, noisers=self.recipe.cohort.n_min if regime == Regime.DISTRIBUTED else 1)
         return NoisedPart(
             **spend,
@@ -216,11 +242,13 @@ class _Payer:
         """The vote, released as the recipe says."""
         k, p = search.votes, search.candidate_count
         noisy = search.release == "votes"
-        votes = self.part(SEARCH, TopKVotes(k, p), account, 1, search.regime if noisy else Regime.DISTRIBUTED)
+        ballots = TopKVotes(k, p)
+        quanta = self.own(ballots.unit, account)
+        votes = self.part(SEARCH, ballots, quanta, 1, search.regime if noisy else Regime.DISTRIBUTED)
         if noisy:
             return votes
         winner = VoteWinner(k, p)
-        spend, mu = self._spend(SEARCH, winner.unit, account, 1)
+        spend, mu = self._spend(SEARCH, winner.unit, quanta, 1)
         epsilon = winner.epsilon_of(mu)
         return WinnerPart(
             **spend,
@@ -229,10 +257,9 @@ class _Payer:
             votes_lead=lead_needed(votes.answered_sigma, p - k),
         )
 
-    def _spend(self, label: str, unit: Unit, account: int | None, steps: int) -> tuple[dict[str, Any], float]:
+    def _spend(self, label: str, unit: Unit, quanta: int | None, steps: int) -> tuple[dict[str, Any], float]:
         """What a part has in common with every other, and the smallest μ of its releases."""
         factor = self._factor(unit)
-        quanta = None if account is None else account // factor
         spend = {
             "label": label,
             "unit": unit,

@@ -7,6 +7,7 @@ import math
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from dpray.experiments.algorithms import FedFC
 from dpray.experiments.figures import number, percent
 from dpray.experiments.kinds import AnyRecipe
 from dpray.experiments.parts import Foreseen, Part
@@ -86,6 +87,10 @@ def _noise(recipe: Recipe, expected: Forecast, scale: Scale) -> list[tuple[str, 
     lines.append(
         ("", f"noise in a round's mean {what}: {expected.noise_to_signal:.3g} times the longest it can be (s·√d / C)")
     )
+    if expected.covariance is not None and isinstance(recipe.training, FedFC):
+        f, spread = scale.features + 1, expected.covariance.answered_sigma / recipe.training.covariance_clip**2
+        lines.append(("Covariance", f"of {f} features, bias included, released once before the rounds"))
+        lines.append(("", f"noise of s = {spread:.3g}·C² on the diagonal of Σ x̃x̃ᵀ, of s/√2 beside it"))
     lines += _summed(recipe, expected)
     return lines
 

@@ -157,6 +157,16 @@ class Recipe(Document):
         return self
 
     @model_validator(mode="after")
+    def _can_be_rehearsed(self) -> Self:
+        if self.search is not None and not self.training.rehearsed:
+            raise ValueError(
+                f"`search` cannot stand before `{self.training.algorithm}`: clients vote on settings by rehearsing the "
+                "training alone, which they cannot do with this one. Delete `search` and fix the settings under "
+                "`training`, or train with another algorithm."
+            )
+        return self
+
+    @model_validator(mode="after")
     def _every_setting_stands_once(self) -> Self:
         known, fixed = self.training.searchable(), self.training.fixed()
         space = self.search.space if self.search is not None else {}

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from dpray.trainers.fedadam import FedYogiSettings as FedYogiSettings
     from dpray.trainers.fedavg import DPFedAvgTrainer as DPFedAvgTrainer
     from dpray.trainers.fedavg import FedAvgSettings as FedAvgSettings
+    from dpray.trainers.fedfc import DPFedFCTrainer as DPFedFCTrainer
+    from dpray.trainers.fedfc import FedFCSettings as FedFCSettings
     from dpray.trainers.fedgd import DPFedGDTrainer as DPFedGDTrainer
     from dpray.trainers.fedgd import FedGDSettings as FedGDSettings
     from dpray.trainers.models import LinearHead as LinearHead
@@ -39,6 +41,7 @@ _HOMES = {
     "CheckpointConflict": "checkpoints",
     "DPFedAdamTrainer": "fedadam",
     "DPFedAvgTrainer": "fedavg",
+    "DPFedFCTrainer": "fedfc",
     "DPFedGDTrainer": "fedgd",
     "DPFedSOFIMTrainer": "sofim",
     "DPFedYogiTrainer": "fedadam",
@@ -46,6 +49,7 @@ _HOMES = {
     "DPNormalisedMomentumTrainer": "momentum",
     "FedAdamSettings": "fedadam",
     "FedAvgSettings": "fedavg",
+    "FedFCSettings": "fedfc",
     "FedGDSettings": "fedgd",
     "FedYogiSettings": "fedadam",
     "FederatedTrainer": "base",

@@ -16,6 +16,7 @@ TRAINERS = {
     "dp_fedadam": ("fedadam", "DPFedAdamTrainer"),
     "dp_fedyogi": ("fedadam", "DPFedYogiTrainer"),
     "dp_fedavg": ("fedavg", "DPFedAvgTrainer"),
+    "dp_fedfc": ("fedfc", "DPFedFCTrainer"),
 }
 """Module and class by name."""
 

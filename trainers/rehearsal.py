@@ -57,6 +57,10 @@ class Rehearsal:
         smallest: records of the smallest client, public; only for candidates with `weighting="clients"`.
         folds: k; a client with fewer records leaves one out at a time.
         score: `accuracy` in [0, 1] on held-out records, or minus the mean `loss` in nats.
+
+    Raises:
+        ValueError: the algorithm cannot be rehearsed; from `fit_and_score` if the function does not show which one it
+            is (a `from_config` does, and a partial of it).
     """
 
     model: Model
@@ -70,6 +74,12 @@ class Rehearsal:
     smallest: int | None = None
     folds: int = 5
     score: Score = "accuracy"
+
+    def __post_init__(self) -> None:
+        make = self.settings_from_config
+        algorithm = getattr(getattr(make, "func", make), "__self__", None)
+        if objection := getattr(algorithm, "no_rehearsal", ""):
+            raise ValueError(objection)
 
     def noise_std(self, settings: Settings) -> float:
         """s: std of the noise on each coordinate of the real run's mean gradient (or mean update)."""
@@ -101,6 +111,8 @@ class Rehearsal:
                 the same noise, so that their scores differ by what they are.
         """
         settings = self.settings_from_config(config)
+        if settings.no_rehearsal:
+            raise ValueError(settings.no_rehearsal)
         labels, _ = class_labels(np.asarray(records.y).reshape(-1), self.model.classes)
         usable = self.model.usable(records)
         held_out = held_out_rows(labels, usable, self.folds, rng)

@@ -58,6 +58,8 @@ class Settings(ABC):
     """
 
     algorithm: ClassVar[str]
+    no_rehearsal: ClassVar[str] = ""
+    """Why a client cannot rehearse it alone, in a sentence; empty if it can."""
 
     learning_rate: float
     rounds: int

@@ -3,6 +3,7 @@
 from dpray.platform.cohort.check import check_records_alone
 from dpray.platform.cohort.client import ClientTask, Records, Site, Stack
 from dpray.platform.cohort.cohort import Cohort
+from dpray.platform.cohort.covariance import CovarianceSum
 from dpray.platform.cohort.errors import ClientsRefused, CohortError, QuorumLost
 from dpray.platform.cohort.handle import CohortHandle
 from dpray.platform.cohort.partition import partition
@@ -17,6 +18,7 @@ __all__ = [
     "Cohort",
     "CohortError",
     "CohortHandle",
+    "CovarianceSum",
     "GradientSum",
     "Query",
     "QuorumLost",

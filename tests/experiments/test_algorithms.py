@@ -1,13 +1,23 @@
 """Every trainer can be named in a recipe, with its own settings, and is planned."""
 
+import math
+
+import numpy as np
 import pytest
 
+from dpray.experiments import report_plan
 from dpray.experiments.plan import Scale, forecast
 from dpray.experiments.reading import RecipeError, write_yaml
+from dpray.experiments.report import plain
 from dpray.experiments.spec import Recipe
+from dpray.experiments.standing import Standing
+from dpray.platform.cohort import Cohort, Records
+from dpray.platform.privacy import gdp
+from dpray.platform.privacy.ledger import Ledger
+from dpray.trainers.models import LinearHead
 from dpray.trainers.named import TRAINERS, trainer_named
 
-SCALE = Scale(clients=20, records=1437, dimension=650, largest_client=200)
+SCALE = Scale(clients=20, records=1437, dimension=650, largest_client=200, features=64)
 OWN = {
     "dp_fedsofim": {"momentum": 0.5, "rho": 2.0, "bias_correction": True, "rank": 4, "debias": True},
     "dp_fedgd": {},
@@ -16,11 +26,12 @@ OWN = {
     "dp_fedadam": {"momentum": 0.5, "second_momentum": 0.9, "adaptivity": 0.1},
     "dp_fedyogi": {"momentum": 0.5, "second_momentum": 0.9, "adaptivity": 0.1},
     "dp_fedavg": {"local_steps": 5, "local_rate": 0.1},
+    "dp_fedfc": {"covariance_clip": 3.0, "covariance_share": 0.4, "gamma": 0.1},
 }
 """Settings that are the algorithm's own."""
 
 
-def recipe(algorithm, **training):
+def recipe(algorithm, sections=(), **training):
     document = {
         "name": "try",
         "population": {"name": "people"},
@@ -29,6 +40,7 @@ def recipe(algorithm, **training):
         "data": {"dataset": "digits", "evaluation": {"public": True, "fraction": 0.2}},
         "cohort": {"clients": 20},
         "training": {"algorithm": algorithm, "rounds": 10, "learning_rate": 1.0, "clip": 1.0, **training},
+        **dict(sections),
     }
     return Recipe.read(write_yaml(document))
 
@@ -52,7 +64,43 @@ def test_every_trainer_is_planned_within_its_budget(algorithm):
 @pytest.mark.parametrize("algorithm", TRAINERS)
 def test_every_trainer_protects_what_its_recipe_says(algorithm):
     units = {str(unit) for unit in trainer_named(algorithm).units}
-    assert recipe(algorithm).training.unit in units
+    assert recipe(algorithm, **OWN[algorithm]).training.unit in units
+
+
+def test_a_covariance_is_a_part_of_its_own_and_shown():
+    read = recipe("dp_fedfc", **OWN["dp_fedfc"])
+    found = forecast(read, SCALE)
+    assert [(part.label, part.steps) for part in found.parts] == [("training covariance", 1), ("training", 10)]
+    assert [part.share for part in found.parts] == pytest.approx([0.4, 0.6])
+    assert found.covariance.quanta + found.training.quanta == found.training_quanta == found.budget.quanta
+    # s = √2·C²/μ, in every coordinate of the packed sum of 20 clients of whom 19 are counted on
+    s = math.sqrt(2) * 9 / (gdp.mu(6, 1e-5) * math.sqrt(0.4)) * math.sqrt(20 / 19)
+    assert found.covariance.answered_sigma == pytest.approx(s, rel=1e-2)
+    text = plain(report_plan.forecast(read, found, SCALE, Standing(found.budget.quanta, 0, 0)))
+    assert "of 65 features" in text
+    assert f"s = {s / 9:.3g}·C²" in text
+
+
+def test_the_plan_is_the_trainers_own(tmp_path):
+    """What the recipe sets aside and what the trainer releases have the same names and the same quanta."""
+    read = recipe("dp_fedfc", **OWN["dp_fedfc"])
+    found = forecast(read, SCALE)
+    settings = trainer_named("dp_fedfc").settings_type.from_config({"rounds": 10, **read.training.fixed()})
+    with Ledger(f"sqlite:///{tmp_path}/ledger.db") as ledger:
+        people = ledger.population("people")
+        cohort = Cohort(LinearHead(64, 10), {"a": Records(np.zeros((3, 64)), np.zeros(3))}, state_dir=tmp_path)
+        trainer = trainer_named("dp_fedfc")(
+            cohort, people.run("run"), LinearHead(64, 10), settings, quanta=found.training_quanta
+        )
+        assert trainer.plan.text() == found.ledger_plan(search="votes", training="gradients").text()
+
+
+@pytest.mark.parametrize("algorithm", ["dp_fedfc"])
+def test_what_one_client_cannot_rehearse_cannot_be_voted_on(algorithm):
+    search = {"votes": 1, "space": {"learning_rate": {"grid": [0.1, 1.0, 10.0]}}}
+    sections = {"search": search, "shares": {"search": 0.3, "training": 0.7}}
+    with pytest.raises(RecipeError, match=r"`search` cannot stand before `dp_fed.*Delete `search`"):
+        recipe(algorithm, sections, **OWN[algorithm])
 
 
 def test_averages_of_updates_protect_clients_only():
