@@ -5,9 +5,9 @@ A setting that is left out has the trainer's default, or is chosen by the search
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from dpray.experiments.sections import Positive, Regime, Section, Unit, Whole
 
@@ -19,6 +19,8 @@ class Common(Section):
 
     rehearsed: ClassVar[bool] = True
     """Whether one client alone can rehearse it, so that candidates can be voted on."""
+    noised_steps: ClassVar[bool] = False
+    """Whether local steps are noised each, so that records may be protected over several of them."""
 
     rounds: Whole
     regime: Regime = "distributed"
@@ -101,8 +103,34 @@ class FedFC(Common):
     gamma: Positive | None = None
 
 
+class Scaffold(Common):
+    """DP-SCAFFOLD: noised local steps with control variates; several of them in regime `local` only."""
+
+    rehearsed: ClassVar[bool] = False
+    noised_steps: ClassVar[bool] = True
+
+    algorithm: Literal["dp_scaffold"]
+    unit: Literal["record"] = "record"
+
+    @property
+    def steps(self) -> int:
+        """K."""
+        return self.local_steps or 1
+
+    @model_validator(mode="after")
+    def _several_steps_are_local(self) -> Self:
+        if self.steps > 1 and self.regime != "local":
+            raise ValueError(
+                f"`training.regime` is `{self.regime}`, and {self.steps} local steps are private in `local` only, "
+                "where each has the whole noise: give `regime: local`, or one local step."
+            )
+        if self.steps > 1 and self.weighting == "clients":
+            raise ValueError("`training.weighting: clients` goes with one local step of `dp_scaffold` only; delete it.")
+        return self
+
+
 Training = Annotated[
-    SOFIM | FedGD | Momentum | NormalisedMomentum | FedAdam | FedAvg | FedFC,
+    SOFIM | FedGD | Momentum | NormalisedMomentum | FedAdam | FedAvg | FedFC | Scaffold,
     Field(discriminator="algorithm"),
 ]
 """Any of them."""

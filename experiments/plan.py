@@ -20,13 +20,14 @@ from typing import TYPE_CHECKING, Any
 
 from scipy.special import ndtri
 
-from dpray.experiments.algorithms import FedFC
+from dpray.experiments.algorithms import FedFC, Scaffold
 from dpray.experiments.binding import declaration
 from dpray.experiments.parts import COVARIANCE, SEARCH, TRAINING, Foreseen, Part, budget_of
 from dpray.experiments.reading import RecipeError
 from dpray.experiments.spec import Recipe, Search
 from dpray.platform.privacy.budget import Budget, share, split, to_mu
 from dpray.platform.privacy.ledger import Plan, PlannedRelease
+from dpray.platform.privacy.local_steps import LocalSteps
 from dpray.platform.privacy.mechanisms import (
     ClippedSum,
     FeatureCovariance,
@@ -146,7 +147,7 @@ def forecast(recipe: Recipe, scale: Scale) -> Forecast:
         search_quanta, training_quanta = _shares(recipe, budget)
         clip = _clip(recipe)
         unit = Unit(recipe.training.unit)
-        summed = ClippedSum(clip, unit, scale.dimension, _summands(recipe, scale), scale.relative_error)
+        summed = _summed(recipe, scale, clip)
         payer = _Payer(recipe, budget, scale)
         quanta, covariance, regime = payer.own(unit, training_quanta), None, recipe.training.regime
         if isinstance(recipe.training, FedFC):
@@ -158,8 +159,9 @@ def forecast(recipe: Recipe, scale: Scale) -> Forecast:
         search = None if recipe.search is None else payer.vote(recipe.search, search_quanta)
     except ValueError as error:
         raise RecipeError(f"The budget does not reach: {error}") from None
-    sigma_over_clip = training.answered_sigma / clip
-    noise_to_signal = sigma_over_clip * math.sqrt(scale.dimension) / _summands(recipe, scale)
+    K = _noised_steps(recipe)
+    sigma_over_clip = training.answered_sigma * math.sqrt(K) / clip
+    noise_to_signal = sigma_over_clip * math.sqrt(scale.dimension) / (K * _summands(recipe, scale))
     lead = unanimous = None
     if search is not None and recipe.search is not None:
         k = recipe.search.votes
@@ -275,6 +277,19 @@ class _Payer:
         """What one quantum of a release costs the account."""
         most = self.recipe.population.records_per_client or 1
         return 1 if Unit(self.recipe.population.unit).covers(unit) else most**2
+
+
+def _summed(recipe: Recipe, scale: Scale, clip: float) -> Mechanism:
+    """What a round releases."""
+    unit, steps = Unit(recipe.training.unit), _noised_steps(recipe)
+    if steps > 1:
+        return LocalSteps(clip, steps, scale.dimension, scale.clients, scale.records, scale.relative_error)
+    return ClippedSum(clip, unit, scale.dimension, _summands(recipe, scale), scale.relative_error)
+
+
+def _noised_steps(recipe: Recipe) -> int:
+    """K: noised sums that one release adds up for every client."""
+    return recipe.training.steps if isinstance(recipe.training, Scaffold) else 1
 
 
 def _summands(recipe: Recipe, scale: Scale) -> int:

@@ -24,7 +24,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from dpray.experiments import domains, objections
-from dpray.experiments.algorithms import Training
+from dpray.experiments.algorithms import Scaffold, Training
 from dpray.experiments.domains import Domain, Setting
 from dpray.experiments.sections import (
     Budget,
@@ -167,6 +167,20 @@ class Recipe(Document):
         return self
 
     @model_validator(mode="after")
+    def _asks_everybody_for_several_steps(self) -> Self:
+        quorum = self.cohort.quorum
+        if (
+            isinstance(self.training, Scaffold)
+            and self.training.steps > 1
+            and quorum not in (None, self.cohort.clients)
+        ):
+            raise ValueError(
+                f"`cohort.quorum` is {quorum} of {self.cohort.clients}, and `dp_scaffold` with {self.training.steps} "
+                "local steps asks every client in every round, or its control variates do not add up; delete it."
+            )
+        return self
+
+    @model_validator(mode="after")
     def _every_setting_stands_once(self) -> Self:
         known, fixed = self.training.searchable(), self.training.fixed()
         space = self.search.space if self.search is not None else {}
@@ -187,7 +201,7 @@ class Recipe(Document):
                 )
             self._check_setting(key, space[key])
         for key in fixed:
-            if key.startswith("local_") and self.training.unit == "record":
+            if key.startswith("local_") and self.training.unit == "record" and not self.training.noised_steps:
                 raise ValueError(_LOCAL.format(f"training.{key}"))
         if self.budget.non_private and (fixed.get("rho_relative") or "rho_relative" in space):
             raise ValueError("`rho_relative` measures ρ in noise, and a non-private run has none; give `rho` alone.")

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from dpray.trainers.named import trainer_named as trainer_named
     from dpray.trainers.rehearsal import Rehearsal as Rehearsal
     from dpray.trainers.rehearsal import TrainingTask as TrainingTask
+    from dpray.trainers.scaffold import DPScaffoldTrainer as DPScaffoldTrainer
+    from dpray.trainers.scaffold import ScaffoldSettings as ScaffoldSettings
     from dpray.trainers.settings import ServerState as ServerState
     from dpray.trainers.settings import Settings as Settings
     from dpray.trainers.sofim import DPFedSOFIMTrainer as DPFedSOFIMTrainer
@@ -47,6 +49,7 @@ _HOMES = {
     "DPFedYogiTrainer": "fedadam",
     "DPMomentumTrainer": "momentum",
     "DPNormalisedMomentumTrainer": "momentum",
+    "DPScaffoldTrainer": "scaffold",
     "FedAdamSettings": "fedadam",
     "FedAvgSettings": "fedavg",
     "FedFCSettings": "fedfc",
@@ -59,6 +62,7 @@ _HOMES = {
     "NormalisedMomentumSettings": "momentum",
     "Rehearsal": "rehearsal",
     "SOFIMSettings": "sofim",
+    "ScaffoldSettings": "scaffold",
     "ServerState": "settings",
     "Settings": "settings",
     "TorchModule": "torch_module",

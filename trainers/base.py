@@ -90,6 +90,8 @@ class FederatedTrainer:
     settings_type: ClassVar[type[Settings]] = Settings  # type: ignore[type-abstract]
     units: ClassVar[tuple[Unit, ...]] = (Unit.RECORD, Unit.CLIENT)
     """Whom the algorithm can protect; the first is the default."""
+    local_steps_on_records: ClassVar[bool] = False
+    """Whether it noises every local step, so that several of them still protect records."""
 
     def __init__(
         self,
@@ -248,7 +250,7 @@ class FederatedTrainer:
         if self._checkpoints is None or t < 1:
             return
         self._path = self._checkpoints.save(t, self.state, self.rows)
-        if self.state.theta.nbytes > _LARGE:
+        if 8 * self.mechanism.dimension > _LARGE:
             self.run.prune(self.label, MECHANISM, before_step=self._checkpoints.oldest_round + 1)
 
     def _restore(self) -> None:
@@ -316,7 +318,8 @@ class FederatedTrainer:
             raise ValueError(
                 f"{settings.algorithm} protects the unit `{self.units[0]}` only, and `{self.unit}` was given."
             )
-        if self.unit is Unit.RECORD and (settings.local_steps, settings.local_rate) != (1, 1.0):
+        local = (settings.local_steps, settings.local_rate) != (1, 1.0)
+        if self.unit is Unit.RECORD and local and not self.local_steps_on_records:
             raise ValueError(
                 "Local steps are for unit `client`: how far a record reaches through several of them is not bounded by "
                 "the clip. Leave out `local_steps` and `local_rate`, or train with unit `client`."

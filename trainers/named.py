@@ -17,6 +17,7 @@ TRAINERS = {
     "dp_fedyogi": ("fedadam", "DPFedYogiTrainer"),
     "dp_fedavg": ("fedavg", "DPFedAvgTrainer"),
     "dp_fedfc": ("fedfc", "DPFedFCTrainer"),
+    "dp_scaffold": ("scaffold", "DPScaffoldTrainer"),
 }
 """Module and class by name."""
 

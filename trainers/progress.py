@@ -26,13 +26,17 @@ PUBLIC = frozenset({"round/clients", "round/records", "round/sigma", "round/lost
 
 @dataclass(frozen=True)
 class Answer:
-    """A released round: G (d,), the std of the noise on each of its coordinates and on the sum's, and who answered."""
+    """A released round: G (d,), the std of the noise on each of its coordinates and on the sum's, and who answered.
+
+    `parts` (n, d) is what each client released, where each client's message is private by itself; else None.
+    """
 
     gradient: FloatArray
     noise: float
     sigma: float
     clients: int
     records: int
+    parts: FloatArray | None = None
 
 
 def measure(answer: Answer | None, before: FloatArray, after: FloatArray) -> Row:

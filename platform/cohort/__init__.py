@@ -6,6 +6,7 @@ from dpray.platform.cohort.cohort import Cohort
 from dpray.platform.cohort.covariance import CovarianceSum
 from dpray.platform.cohort.errors import ClientsRefused, CohortError, QuorumLost
 from dpray.platform.cohort.handle import CohortHandle
+from dpray.platform.cohort.local_steps import LocalDescent
 from dpray.platform.cohort.partition import partition
 from dpray.platform.cohort.queries import ClientUpdate, GradientSum, Query, Votes
 from dpray.platform.cohort.sums import ClientSum
@@ -20,6 +21,7 @@ __all__ = [
     "CohortHandle",
     "CovarianceSum",
     "GradientSum",
+    "LocalDescent",
     "Query",
     "QuorumLost",
     "Records",

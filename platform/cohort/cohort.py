@@ -45,6 +45,7 @@ from dpray.platform.cohort.layout import (
     whole,
 )
 from dpray.platform.cohort.lineage import Shown
+from dpray.platform.cohort.local_steps import NoisedQuery
 from dpray.platform.cohort.masked.parameters import parameters
 from dpray.platform.cohort.masked_sums import MaskedSum
 from dpray.platform.cohort.queries import Query, Terms, Votes
@@ -218,6 +219,8 @@ class Cohort:
     ) -> tuple[_Running, Request]:
         """What clients are asked, after everything that is refused before anybody is."""
         query.check(mechanism, self.terms)
+        if isinstance(query, NoisedQuery):
+            query.refuse_regime(regime)
         attempt.check(mechanism, self.trust(regime))
         standing = self._shown.ask(attempt)
         self._refuse(attempt, standing)

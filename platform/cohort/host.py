@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -31,6 +32,7 @@ import numpy as np
 from dpray.platform.cohort.client import ClientTask, FloatArray, IntArray, Stack, refuse_larger
 from dpray.platform.cohort.errors import CohortError
 from dpray.platform.cohort.journal import SiteJournal
+from dpray.platform.cohort.local_steps import NoisedQuery
 from dpray.platform.cohort.queries import Terms
 from dpray.platform.cohort.request import Message, Prepared, Ready, Request, charged, digest_of, noise_of
 from dpray.platform.cohort.secure_sum import Masked, Trusted
@@ -202,20 +204,34 @@ class Host:
         self, request: Request, ticket: Ticket, noise: GridNoise, members: Sequence[str]
     ) -> Iterator[tuple[Sequence[str], IntArray]]:
         """Blocks of members, and their noised messages on the grid, (clients, d) int64."""
-        dimension, confinement = request.mechanism.dimension, self._confinement(_key(ticket))
+        query, dimension = request.query, request.mechanism.dimension
+        calls = query.calls if isinstance(query, NoisedQuery) else 1
+        confinement = self._confinement(_key(ticket), 1 / calls)
         for block in _blocks(members, dimension):
             view = _View(self, request.population, block, confinement)
-            rows = to_grid(request.query.messages(view), noise.grid)
+            if isinstance(query, NoisedQuery):
+                query.refuse_regime(request.regime)
+                draw = partial(self._noise_of_step, ticket, noise, block, dimension // self._spec.terms.clients)
+                yield block, query.noised(view, noise.grid, draw)
+                continue
+            rows = to_grid(query.messages(view), noise.grid)
             if request.regime is not Regime.CENTRAL and noise.private:
                 rows += self._noise(ticket, noise, block, dimension)
             yield block, rows
 
-    def _noise(self, ticket: Ticket, noise: GridNoise, members: Sequence[str], dimension: int) -> IntArray:
+    def _noise_of_step(
+        self, ticket: Ticket, noise: GridNoise, members: Sequence[str], dimension: int, step: int
+    ) -> IntArray:
+        if not noise.private:
+            return np.zeros((len(members), dimension), dtype=np.int64)
+        return self._noise(ticket, noise, members, dimension, step)
+
+    def _noise(self, ticket: Ticket, noise: GridNoise, members: Sequence[str], dimension: int, *part: int) -> IntArray:
         source = self._spec.noise
         if not source.reproducible:
             return source.draw(noise, (len(members), dimension))
         key = (ticket.population, ticket.run, ticket.label, ticket.mechanism, ticket.step)
-        return np.stack([source.draw(noise, dimension, *key, client) for client in members])
+        return np.stack([source.draw(noise, dimension, *key, client, *part) for client in members])
 
     # the search
 
@@ -277,8 +293,10 @@ class Host:
         """What the clients run."""
         return self._spec.task
 
-    def _confinement(self, key: str) -> Confinement:
-        return Confinement(key, self._marker, self._journal.deaths(key), self._spec.limit)
+    def _confinement(self, key: str, part: float = 1.0) -> Confinement:
+        """For calls that may take this part of a client's time limit each."""
+        limit = None if self._spec.limit is None else self._spec.limit * part
+        return Confinement(key, self._marker, self._journal.deaths(key), limit)
 
 
 class _View:

@@ -27,11 +27,14 @@ OWN = {
     "dp_fedyogi": {"momentum": 0.5, "second_momentum": 0.9, "adaptivity": 0.1},
     "dp_fedavg": {"local_steps": 5, "local_rate": 0.1},
     "dp_fedfc": {"covariance_clip": 3.0, "covariance_share": 0.4, "gamma": 0.1},
+    "dp_scaffold": {"local_steps": 4, "local_rate": 0.5},
 }
 """Settings that are the algorithm's own."""
 
 
 def recipe(algorithm, sections=(), **training):
+    if training.get("local_steps", 1) > 1 and algorithm == "dp_scaffold":
+        training = {"regime": "local", **training}
     document = {
         "name": "try",
         "population": {"name": "people"},
@@ -95,11 +98,33 @@ def test_the_plan_is_the_trainers_own(tmp_path):
         assert trainer.plan.text() == found.ledger_plan(search="votes", training="gradients").text()
 
 
-@pytest.mark.parametrize("algorithm", ["dp_fedfc"])
+def test_several_local_steps_have_the_noise_of_as_many_releases():
+    """s₀ = 2C√(TK)/μ at every client and step; in the mean gradient over n clients and K steps s₀√(n/K)/N."""
+    found = forecast(recipe("dp_scaffold", **OWN["dp_scaffold"]), SCALE)
+    s0 = 2 * math.sqrt(10 * 4) / gdp.mu(6, 1e-5)
+    assert found.noise_to_signal == pytest.approx(s0 * math.sqrt(20 / 4) / 1437 * math.sqrt(650), rel=1e-3)
+    alone = forecast(recipe("dp_scaffold", regime="local"), SCALE)
+    assert alone.noise_to_signal == pytest.approx(found.noise_to_signal, rel=1e-3)  # √K more noise, K sums of it
+
+
+@pytest.mark.parametrize(
+    ("sections", "training", "sentence"),
+    [
+        ({}, {"regime": "distributed"}, r"`training\.regime` is `distributed`.*4 local steps are private in `local`"),
+        ({}, {"weighting": "clients"}, r"`training\.weighting: clients` goes with one local step"),
+        ({"cohort": {"clients": 20, "quorum": 15}}, {}, r"`cohort\.quorum` is 15 of 20.*asks every client"),
+    ],
+)
+def test_several_local_steps_are_refused_where_they_are_not_private_or_not_right(sections, training, sentence):
+    with pytest.raises(RecipeError, match=sentence):
+        recipe("dp_scaffold", sections, **OWN["dp_scaffold"], **training)
+
+
+@pytest.mark.parametrize("algorithm", ["dp_fedfc", "dp_scaffold"])
 def test_what_one_client_cannot_rehearse_cannot_be_voted_on(algorithm):
     search = {"votes": 1, "space": {"learning_rate": {"grid": [0.1, 1.0, 10.0]}}}
     sections = {"search": search, "shares": {"search": 0.3, "training": 0.7}}
-    with pytest.raises(RecipeError, match=r"`search` cannot stand before `dp_fed.*Delete `search`"):
+    with pytest.raises(RecipeError, match=r"`search` cannot stand before `dp_.*Delete `search`"):
         recipe(algorithm, sections, **OWN[algorithm])
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dpray.platform.cohort.client import Records, Stack
+from dpray.platform.cohort.local_steps import NoisedQuery
 from dpray.platform.cohort.queries import Terms
 from dpray.platform.cohort.sums import ClientSum
 from dpray.platform.confine import Confinement
@@ -67,11 +68,20 @@ class PlayedCohort:
             raise self.script.pop(step)
         query.check(mechanism, self.terms)
         noise = self.noise_for(mechanism, attempt.mu, regime)
+        records = sum(self.counts[name] for name in self.answering)
+        if isinstance(query, NoisedQuery):
+            query.refuse_regime(regime)
+
+            def draw(k):
+                key = str(attempt.key), k
+                return np.stack([NoiseSource(7).draw(noise, mechanism.width, *key, name) for name in self.answering])
+
+            total = query.noised(self.view(), noise.grid, draw).sum(axis=0)
+            return ClientSum(total, noise.grid, self.answering, records, noise)
         total = to_grid(query.messages(self.view()), noise.grid).sum(axis=0)
         parties = ("server",) if regime is Regime.CENTRAL else self.answering
         for party in parties if noise.private else ():
             total += NoiseSource(7).draw(noise, len(total), str(attempt.key), party)
-        records = sum(self.counts[name] for name in self.answering)
         return ClientSum(total, noise.grid, self.answering, records, noise)
 
 
