@@ -7,7 +7,7 @@ import math
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from dpray.experiments.algorithms import FedFC
+from dpray.experiments.algorithms import FedFC, Scaffold
 from dpray.experiments.figures import number, percent
 from dpray.experiments.kinds import AnyRecipe
 from dpray.experiments.parts import Foreseen, Part
@@ -81,6 +81,9 @@ def _noise(recipe: Recipe, expected: Forecast, scale: Scale) -> list[tuple[str, 
             lines.append(("", f"noisy votes, which need no trusted aggregator: {instead:.1f} for the same share of μ²"))
         lines.append(("", "with other cohorts: " + ", ".join(_leads(recipe, expected, scale))))
     regime = {"distributed": "shared by all clients", "local": "whole at every client", "central": "added once"}
+    if isinstance(recipe.training, Scaffold) and recipe.training.steps > 1:
+        steps = recipe.training.steps
+        lines.append(("", f"{steps} local steps in a round, each noised: as much as {steps} releases of a gradient"))
     what = "gradient" if recipe.training.unit == "record" else "update"
     lines.append(("Training", f"{recipe.training.rounds} rounds, noise {regime[recipe.training.regime]}"))
     lines.append(("", f"noise of σ = {expected.sigma_over_clip:.3g}·C on every coordinate of a round's sum"))

@@ -12,8 +12,8 @@
 | P | `preconditioner` | (S₊/N + γI)⁻¹, S₊ the nearest positive semidefinite matrix to S | (f+1, f+1) |
 | η | `learning_rate` | θ ← θ − η P G, for each class's column of G | scalar |
 
-Cross-entropy of a linear head has the Hessian Σ x̃x̃ᵀ ⊗ (diag(p) − ppᵀ): its second factor is public knowledge of
-nobody, its first is S.
+The Hessian of a linear head's cross-entropy is Σ x̃x̃ᵀ ⊗ (diag(p) − ppᵀ), p the record's probabilities: P is the inverse
+of its factor of the features, and leaves out that of the classes. It needs no θ, so one release does for all rounds.
 
 Privacy: replacing a record replaces one x̃x̃ᵀ, ‖x̃x̃ᵀ − ỹỹᵀ‖_F² = ‖x̃‖⁴ + ‖ỹ‖⁴ − 2(x̃·ỹ)² ≤ 2C_c⁴, so S costs
 μ = √2·C_c²/s. It is a release of its own: `covariance_share` of the training's μ² pays for it, the rest for the

@@ -20,7 +20,7 @@ the i-th block of the release, with zeros in all others: a sum over clients keep
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -147,7 +147,7 @@ class LocalDescent(NoisedQuery):
         """One client's, as a `GradientSum` would be answered by it."""
         if not np.isfinite(y).all():
             return np.zeros_like(y)
-        return GradientSum(y, self.clip).messages(_One(clients, index))[0]
+        return np.asarray(GradientSum(y, self.clip).messages(_One(clients, index))[0])
 
     def _places(self, clients: HostedClients) -> list[int]:
         known = {client: place for place, client in enumerate(self.clients)}
@@ -161,8 +161,9 @@ class _One:
     """One client of several, as a query sees it; its code is run for it alone, once a step."""
 
     def __init__(self, clients: HostedClients, index: int) -> None:
-        self._clients, self.task, self.confinement = clients, clients.task, _Alone(clients.confinement)
-        self.names, self.shards = [clients.names[index]], clients.shards[index : index + 1]
+        self._clients, self.task, self.shards = clients, clients.task, clients.shards[index : index + 1]
+        self.names: Sequence[str] = (clients.names[index],)
+        self.confinement: Confinement = _Alone(clients.confinement)
 
     def scores(self, run: str, candidates: int) -> FloatArray:
         return self._clients.scores(run, candidates)
@@ -176,6 +177,9 @@ class _Alone(Confinement):
 
     def __init__(self, confinement: Confinement) -> None:
         self._confinement = confinement
+
+    def skips(self, client: str) -> bool:
+        return client == EVERYONE or self._confinement.skips(client)
 
     def run(self, client: str, call: Callable[[], T]) -> T | None:
         return None if client == EVERYONE else self._confinement.run(client, call)

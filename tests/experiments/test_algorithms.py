@@ -103,6 +103,8 @@ def test_several_local_steps_have_the_noise_of_as_many_releases():
     found = forecast(recipe("dp_scaffold", **OWN["dp_scaffold"]), SCALE)
     s0 = 2 * math.sqrt(10 * 4) / gdp.mu(6, 1e-5)
     assert found.noise_to_signal == pytest.approx(s0 * math.sqrt(20 / 4) / 1437 * math.sqrt(650), rel=1e-3)
+    shown = plain(report_plan.forecast(recipe("dp_scaffold", **OWN["dp_scaffold"]), found, SCALE, Standing(None, 0, 0)))
+    assert "4 local steps in a round, each noised" in shown
     alone = forecast(recipe("dp_scaffold", regime="local"), SCALE)
     assert alone.noise_to_signal == pytest.approx(found.noise_to_signal, rel=1e-3)  # √K more noise, K sums of it
 

@@ -14,6 +14,7 @@ from dpray.platform.privacy.mechanisms import Regime, Unit
 from dpray.platform.privacy.noise import NoiseSource
 from dpray.trainers.base import MECHANISM
 from dpray.trainers.models import LinearHead
+from dpray.trainers.named import trainer_named
 from dpray.trainers.rehearsal import Rehearsal, TrainingTask
 from dpray.trainers.sofim import DPFedSOFIMTrainer, SOFIMSettings
 from dpray.trainers.torch_module import TorchModule
@@ -151,3 +152,30 @@ def test_clients_rehearse_and_the_scores_stay(world):
     rehearsal = Rehearsal(head, make, BUDGET.quanta, Regime.DISTRIBUTED, CLIENTS, 1497, CLIENTS)
     clients = cohort(TrainingTask(head, rehearsal))
     assert clients.evaluate(("digits", "search"), 0, {"learning_rate": 4.0}) == CLIENTS
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "settings", "changes"),
+    [
+        ("dp_fedfc", {"learning_rate": 1.0, "covariance_clip": 4.0, "gamma": 0.5}, {"secure_sum": "masked"}),
+        ("dp_scaffold", {"local_steps": 2, "local_rate": 2.0}, {}),
+    ],
+)
+def test_releases_of_other_kinds_go_through_real_clients(world, tmp_path, algorithm, settings, changes):
+    """A covariance under masks, and several noised steps in one message; what was planned is spent and shown."""
+    cohort, evaluation = world
+    head, kind = LinearHead(64, 10), trainer_named(algorithm)
+    chosen = kind.settings_type(**{"rounds": 3, "learning_rate": 1.0, "clip": 1.0, **settings})
+    regime = Regime.DISTRIBUTED if changes else Regime.LOCAL
+    with Ledger(f"sqlite:///{tmp_path}/ledger.db") as ledger:
+        account(ledger)
+        run = ledger.population("digits").run("run")
+        result = kind(
+            cohort(head, **changes), run, head, chosen, budget=BUDGET, evaluation=evaluation, regime=regime
+        ).fit()
+        assert result.metrics["stopped"] == "all 3 rounds done"
+        assert result.metrics["accuracy"] > 0.4
+        assert account(ledger).spent == BUDGET.quanta
+        assert ledger.verify() == ()
+        [trust] = account(ledger).statement("run").trust
+        assert trust == f"{regime} (clients simulated)"
