@@ -1,5 +1,8 @@
 """DP-FedFC: descent preconditioned by the inverse covariance of the clients' features, released once.
 
+The federated form of DP-FC: Mehta, Krichene, Thakurta, Kurakin, Cutkosky, "Differentially Private Image Classification
+from Features", TMLR 2023. The covariance's noise goes on the sum, and its cost is composed with the gradients'.
+
 | symbol | code | meaning | shape |
 |---|---|---|---|
 | θ | `theta` | a linear head's weights, bias in the last row | (…, (f+1)·K) |
