@@ -23,6 +23,7 @@ from dpray.platform.privacy.mechanisms import Unit
 
 SEARCH, TRAINING, SCORE = "search", "training", "score"
 COVARIANCE = f"{TRAINING} covariance"
+"""Names of the parts; all but the score's are labels in the ledger too (a score is a release of its search)."""
 
 
 @dataclass(frozen=True)

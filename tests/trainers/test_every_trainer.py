@@ -169,23 +169,44 @@ POISONS = [
 ]
 
 
+def moved_and_allowed(cohort, unit, query, mechanism):
+    """How far a unit of client-1, replaced by anything, moves what a query adds up; and how far is stated."""
+    before, totals = dict(cohort.shards), []
+    for poison in [None, *POISONS]:
+        cohort.shards = before if poison is None else replaced(cohort, unit, poison)
+        totals.append(unnoised(query, cohort.view()).sum(axis=0))
+        cohort.shards = before
+    one = mechanism.one_step if isinstance(mechanism, LocalSteps) else mechanism
+    return max(np.linalg.norm(a - b) for a in totals for b in totals), one.sensitivity + one.summation_error
+
+
 @pytest.mark.parametrize(("case", "regime"), [(case, regime) for case in SETTINGS for regime in regimes(case)])
 def test_one_unit_replaced_by_anything_moves_no_release_further_than_stated(case, regime, people):
     cohort = Overheard()
     trained = trainer(case, people, cohort, settings=settings(case, T=3), regime=regime)
     trained.fit()
-    before = dict(cohort.shards)
     for query, mechanism in cohort.queries:
-        totals = []
-        for poison in [None, *POISONS]:
-            cohort.shards = before if poison is None else replaced(cohort, trained.unit, poison)
-            totals.append(unnoised(query, cohort.view()).sum(axis=0))
-            cohort.shards = before
-        one = mechanism.one_step if isinstance(mechanism, LocalSteps) else mechanism
-        allowed = one.sensitivity + one.summation_error
-        moved = [np.linalg.norm(a - b) for a in totals for b in totals]
-        assert max(moved) <= allowed
-        assert max(moved) > 0
+        moved, allowed = moved_and_allowed(cohort, trained.unit, query, mechanism)
+        assert 0 < moved <= allowed
+
+
+class ClipsAtTwice(LinearHead):
+    """Negative control."""
+
+    def clipped_sum(self, theta, records, clip):
+        return super().clipped_sum(theta, records, 2 * clip)
+
+    def clipped_sums(self, theta, shards, clip):
+        return super().clipped_sums(theta, shards, 2 * clip)
+
+
+@pytest.mark.parametrize("case", ["dp_fedgd", "dp_scaffold of 3 steps"])
+def test_a_model_that_clips_at_twice_the_bound_would_be_found(case, people):
+    cohort = Overheard(ClipsAtTwice(F, K))
+    trained = trainer(case, people, cohort, settings=settings(case, T=1, clip=0.1))
+    trained.fit()
+    moved, allowed = moved_and_allowed(cohort, trained.unit, *cohort.queries[0])
+    assert moved > allowed
 
 
 @pytest.mark.parametrize("case", SETTINGS)
