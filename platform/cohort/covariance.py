@@ -22,7 +22,13 @@ import numpy as np
 from dpray.platform.cohort.client import FloatArray, Records
 from dpray.platform.cohort.errors import CohortError
 from dpray.platform.cohort.queries import HostedClients, Query, Terms
-from dpray.platform.privacy.mechanisms import FeatureCovariance, Mechanism, clipped_covariance, pack_symmetric
+from dpray.platform.privacy.mechanisms import (
+    FeatureCovariance,
+    Mechanism,
+    VoteWinner,
+    clipped_covariance,
+    pack_symmetric,
+)
 
 
 @dataclass(frozen=True)
@@ -40,7 +46,7 @@ class CovarianceSum(Query):
     clip: float
     features: int
 
-    def check(self, mechanism: Mechanism, terms: Terms) -> None:
+    def check(self, mechanism: Mechanism | VoteWinner, terms: Terms) -> None:
         """As `Query.check`: a FeatureCovariance with this C and f, over at least the cohort's records."""
         fits = isinstance(mechanism, FeatureCovariance) and (mechanism.clip, mechanism.features) == (
             self.clip,

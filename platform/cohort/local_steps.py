@@ -31,7 +31,7 @@ from dpray.platform.cohort.errors import CohortError
 from dpray.platform.cohort.queries import GradientSum, HostedClients, Query, Terms
 from dpray.platform.confine import EVERYONE, Confinement
 from dpray.platform.privacy.local_steps import LocalSteps
-from dpray.platform.privacy.mechanisms import Mechanism, Regime
+from dpray.platform.privacy.mechanisms import Mechanism, Regime, VoteWinner
 from dpray.platform.privacy.noise import from_grid, to_grid
 
 T = TypeVar("T")
@@ -91,7 +91,7 @@ class LocalDescent(NoisedQuery):
         """K."""
         return self.steps
 
-    def check(self, mechanism: Mechanism, terms: Terms) -> None:
+    def check(self, mechanism: Mechanism | VoteWinner, terms: Terms) -> None:
         """As `Query.check`: a LocalSteps with this C and K, for these clients and at least the cohort's records."""
         n, d = terms.clients, terms.dimension
         asked = self.clip, self.steps, d, n
