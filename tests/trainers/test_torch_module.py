@@ -404,12 +404,14 @@ def test_float32_squares_alone_would_keep_no_small_clip(monkeypatch):
 
 def test_a_weight_too_small_for_float32_is_not_rounded_up(monkeypatch):
     """C/‖g‖ of about 0.6 and 0.9 times the smallest number float32 has, which both would become."""
-    theta = np.zeros(SCALED.dimension)
+    monkeypatch.setattr("dpray.trainers.record_gradients._candidates", lambda module, trained: {})
+    model = TorchModule(lambda: nn.Linear(F, K, bias=False), K)  # a gradient for each record, in float32
+    theta = np.zeros(model.dimension)
     direction = some_records(1).x / np.linalg.norm(some_records(1).x) / np.sqrt(0.75)  # ‖softmax − onehot‖² = 3/4
     sets = [Records(direction * 1e-15 / (2.0**-149 * part), np.array([0])) for part in (0.6, 0.9)]
-    assert all(bound_of_each(SCALED, theta, records, 1e-15) == 0 for records in sets)
+    assert all(bound_of_each(model, theta, records, 1e-15) == 0 for records in sets)
     monkeypatch.setattr("dpray.trainers.torch_module._SMALL_WEIGHT", 1e-300)  # negative control
-    assert [bound_of_each(SCALED, theta, records, 1e-15) > 1.05 for records in sets] == [True, True]
+    assert [bound_of_each(model, theta, records, 1e-15) > 1.05 for records in sets] == [True, True]
 
 
 @pytest.mark.parametrize("clip", [0.0, 1e-30, 1e-23, 1e30, np.inf, np.nan])
