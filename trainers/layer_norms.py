@@ -10,10 +10,10 @@
 | w | min(1, C′/‖g_x‖), ‖g_x‖ over all parameters; zero for records that do not count | (m,) float64 |
 
     linear layer, P = 1     g = δ ⊗ a,   ‖g‖ = ‖δ‖·‖a‖,   Σ w g = (diag(w) δ)ᵀ a      nothing of size (m, in·out)
-    P > 1, convolutions     g = Σ_p δ_p ⊗ a_p = δ aᵀ,      a being patches of the input   (m, size), one product a record
+    P > 1, convolutions     g = Σ_p δ_p ⊗ a_p = δ aᵀ,      a patches of the input   (m, size), one product a record
 
-(Goodfellow 2015; Rochette, Manoel & Tramel 2019.) With P > 1 the gradient itself is formed, in float32, and its own norm
-taken: positions can cancel, so that a norm found another way need not be that of what is added.
+(Goodfellow 2015; Rochette, Manoel & Tramel 2019.) With P > 1 the gradient itself is formed, in float32, and its own
+norm taken: positions can cancel, so that a norm found another way need not be that of what is added.
 
 Guarantee: what is added for a record has norm at most C′(1 + 2·10⁻⁶), whatever the rounding in a and δ was, and depends
 on its own a, δ and w alone.
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 SUMMED = 64
-"""Records added in float32. A sum of m vectors of norm ≤ C errs by at most 2⁻²⁴·C·m(m+1)/2 in any order of summation."""
+"""Records added in float32: a sum of m vectors of norm ≤ C errs by 2⁻²⁴·C·m(m+1)/2 at most, in any order."""
 
 _NORM_BLOCK = 1024
 _SMALL_NORM = 1e-10  # below it float32 squares may have vanished: even 2³¹ lost ones of 10⁻³⁸ do not matter above

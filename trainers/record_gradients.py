@@ -7,8 +7,8 @@
 | e | a zero added to a known layer's output: δ is the gradient for it | (m, …) |
 
 The module is a function of *one* record, and `vmap` runs it for many at once: what a record's output depends on is that
-record, whatever the module does between its layers (functional calls, reshaping, pooling). No list of safe operations is
-needed, and none that mixes records can be expressed.
+record, whatever the module does between its layers (functional calls, reshaping, pooling). No list of safe operations
+is needed, and none that mixes records can be expressed.
 
 A layer is *known* if it is exactly a `Linear` or `Conv1d/2d/3d`, is called once for a record, has plain parameters of
 its own and no hooks, and nothing else uses them. That is read off the graph of one record of zeros. All other trained

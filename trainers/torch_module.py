@@ -189,7 +189,7 @@ class TorchModule(Model):
     def _per_record(
         self, theta: FloatArray, records: Records | Stack
     ) -> Iterator[tuple[dict[str, Gradient], Tensor, int]]:
-        """Of each pass: gradients of its records by parameter, which of them are of good records, and the first's place.
+        """Of each pass: gradients of its records by parameter, which are of good records, and the first one's place.
 
         A bad record is replaced by zeros and keeps its place: what another one meets (its dropout mask) must not move.
         A record of zeros goes along behind the last one: if the module raises on it, it must do so whether or not
@@ -248,9 +248,7 @@ class TorchModule(Model):
 
         parts, route = self._parts, self._route(parameters, x.shape[1:])
         with _repeatable(parts, stream):
-            return parts.gradients.of(
-                route, parameters, *(torch.tensor(each, device=parts.device) for each in (x, y))
-            )
+            return parts.gradients.of(route, parameters, *(torch.tensor(each, device=parts.device) for each in (x, y)))
 
     def _route(self, parameters: dict[str, Tensor], shape: tuple[int, ...]) -> Route:
         """How gradients of records of a shape are found; once in each process, with a record of zeros."""
@@ -335,9 +333,7 @@ def _segments(offsets: IntArray, first: int, last: int) -> tuple[range, list[sli
     clients = range(
         int(np.searchsorted(offsets, first, side="right")) - 1, int(np.searchsorted(offsets, last, side="left"))
     )
-    return clients, [
-        slice(max(int(offsets[i]) - first, 0), min(int(offsets[i + 1]), last) - first) for i in clients
-    ]
+    return clients, [slice(max(int(offsets[i]) - first, 0), min(int(offsets[i + 1]), last) - first) for i in clients]
 
 
 def _cleaned(

@@ -23,20 +23,20 @@ from typing import Any
 os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
 os.environ["PFL_PYTORCH_DEVICE"] = "cpu"
 
-import numpy as np  # noqa: E402
-import torch  # noqa: E402
-from pfl.aggregate.simulate import SimulatedBackend  # type: ignore[import-not-found]  # noqa: E402
-from pfl.aggregate.weighting import WeightByUser  # type: ignore[import-not-found]  # noqa: E402
-from pfl.algorithm.base import NNAlgorithmParams  # type: ignore[import-not-found]  # noqa: E402
-from pfl.algorithm.federated_averaging import FederatedAveraging  # type: ignore[import-not-found]  # noqa: E402
-from pfl.callback.base import TrainingProcessCallback  # type: ignore[import-not-found]  # noqa: E402
-from pfl.data.federated_dataset import FederatedDataset  # type: ignore[import-not-found]  # noqa: E402
-from pfl.data.sampling import get_user_sampler  # type: ignore[import-not-found]  # noqa: E402
-from pfl.hyperparam import NNEvalHyperParams, NNTrainHyperParams  # type: ignore[import-not-found]  # noqa: E402
-from pfl.internal.ops.selector import get_framework_module  # type: ignore[import-not-found]  # noqa: E402
-from pfl.metrics import Metrics, Weighted  # type: ignore[import-not-found]  # noqa: E402
-from pfl.model.pytorch import PyTorchModel  # type: ignore[import-not-found]  # noqa: E402
-from pfl.privacy import (  # type: ignore[import-not-found]  # noqa: E402
+import numpy as np
+import torch
+from pfl.aggregate.simulate import SimulatedBackend  # type: ignore[import-not-found]
+from pfl.aggregate.weighting import WeightByUser  # type: ignore[import-not-found]
+from pfl.algorithm.base import NNAlgorithmParams  # type: ignore[import-not-found]
+from pfl.algorithm.federated_averaging import FederatedAveraging  # type: ignore[import-not-found]
+from pfl.callback.base import TrainingProcessCallback  # type: ignore[import-not-found]
+from pfl.data.federated_dataset import FederatedDataset  # type: ignore[import-not-found]
+from pfl.data.sampling import get_user_sampler  # type: ignore[import-not-found]
+from pfl.hyperparam import NNEvalHyperParams, NNTrainHyperParams  # type: ignore[import-not-found]
+from pfl.internal.ops.selector import get_framework_module  # type: ignore[import-not-found]
+from pfl.metrics import Metrics, Weighted  # type: ignore[import-not-found]
+from pfl.model.pytorch import PyTorchModel  # type: ignore[import-not-found]
+from pfl.privacy import (  # type: ignore[import-not-found]
     CentrallyAppliedPrivacyMechanism,
     GaussianMechanism,
 )

@@ -248,7 +248,9 @@ def peak_bytes(model, records):
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         model.clipped_sum(theta, records, C)
     changes = [
-        (event.start_ns(), event.nbytes()) for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"
+        (event.start_ns(), event.nbytes())
+        for event in profile.profiler.kineto_results.events()
+        if event.name() == "[memory]"
     ]
     return int(np.cumsum([size for _, size in sorted(changes)]).max())
 

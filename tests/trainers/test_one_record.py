@@ -1,4 +1,4 @@
-"""One record, replaced by anything, moves what clients send by two clips at most, and no other client's message at all."""
+"""One record, replaced by anything, moves what clients send by two clips at most, and no other client's message."""
 
 import numpy as np
 import pytest

@@ -419,5 +419,3 @@ def test_a_clip_that_float32_cannot_hold_is_refused(clip):
     model = MODELS[linear]
     with pytest.raises(ValueError, match=r"between 1e-20 and 1e\+20, and .* was given"):
         model.clipped_sum(model.initial(), some_records(3), clip)
-
-
