@@ -211,6 +211,8 @@ def _padded(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d, a: Tensor) -> Tensor:
         else:
             each = 0 if layer.padding == "valid" else int(layer.padding[i])
             borders += [each, each]
+    if not any(borders):
+        return a  # `pad` would copy it
     return pad(a, borders, mode="constant" if layer.padding_mode == "zeros" else layer.padding_mode)
 
 
