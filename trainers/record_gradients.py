@@ -243,6 +243,7 @@ def _uses(value: Tensor, leaves: Mapping[str, Tensor]) -> Counter[str]:
             continue
         seen.add(node)
         for after, _ in node.next_functions:
-            uses.update([names[id(after.variable)]] if id(getattr(after, "variable", None)) in names else [])
+            leaf = id(getattr(after, "variable", None))
+            uses.update([names[leaf]] if leaf in names else [])
             waiting.append(after)
     return uses

@@ -120,7 +120,7 @@ class TorchModule(Model):
     def clipped_sum(self, theta: FloatArray, records: Records, clip: float) -> FloatArray:
         """u of one client, (d,). A C outside `CLIPS` is refused (`ValueError`)."""
         self.refuse_clip(clip)
-        return self._sums(theta, Stack.of([records]), clip / (1 + MARGIN))[0][0]
+        return np.asarray(self._sums(theta, Stack.of([records]), clip / (1 + MARGIN))[0][0])
 
     def clipped_sums(self, theta: FloatArray, shards: Sequence[Records], clip: float) -> FloatArray | None:
         """u of each client, (clients, d), records of several clients in one pass.

@@ -133,7 +133,7 @@ def _cnn(size: Size, peers: Peers) -> list[str]:
 
     def gradient() -> None:
         plain.zero_grad()
-        torch.nn.functional.cross_entropy(plain(x), y, reduction="sum").backward()
+        torch.nn.functional.cross_entropy(plain(x), y, reduction="sum").backward()  # type: ignore[no-untyped-call]
 
     contestants = {PLAIN: _timed(gradient), OURS: _timed(lambda: model.clipped_sum(theta, records, CLIP))}
     notes = ["Bounds: at most 1.4 times the non-private gradient; Opacus at least 1.7 times the clipped sum."]
