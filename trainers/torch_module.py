@@ -1,4 +1,4 @@
-"""Any torch module as a model: one gradient per record by `vmap(grad)`, clipped in the norm over all its parameters.
+"""Any torch module as a model: one gradient per record in one backward pass, clipped in the norm over all parameters.
 
 | symbol | meaning | shape |
 |---|---|---|
@@ -11,12 +11,14 @@ A record is *bad*, and contributes zero, if a value of it is not finite, its lab
 finite, or the module raises on it (an index beyond an embedding). It is replaced by one of zeros in its place, so that
 all others are computed as they would have been.
 
-Every record goes through the module alone, so no module can mix records in a gradient.
+Every record goes through the module alone (`record_gradients`), so no module can mix records in a gradient. Linear
+layers and convolutions are clipped by the norms of their layers' gradients (`layer_norms`), without a gradient of size
+d for each record: memory is that of θ and of the records of one pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
@@ -25,8 +27,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpray.platform.cohort.client import Records
-from dpray.trainers.models import BoolArray, FloatArray, Model, class_labels
+from dpray.platform.cohort.client import Records, Stack
+from dpray.trainers.layer_norms import SUMMED, Gradient, norms
+from dpray.trainers.models import BoolArray, FloatArray, IntArray, Model, class_labels
+from dpray.trainers.record_gradients import RecordGradients, Route
 from dpray.trainers.torch_refusals import place_of, refuse_mixing
 
 if TYPE_CHECKING:
@@ -34,13 +38,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 MARGIN = 1e-4  # between float32 gradients and the real numbers the sensitivity is about
-CHUNK = 64
 CLIPS = (1e-20, 1e20)  # bounds that float32 holds with room on both sides
-_SUMMED = 32  # records added in float32: 32² roundings of 2⁻²⁴·C, twice, stay below the margin of 2C·10⁻⁴
-_NORM_BLOCK = 1024
-_SMALL_NORM = 1e-10  # below it float32 squares may have vanished: even 2³¹ lost ones of 10⁻³⁸ do not matter above
 _SMALL_WEIGHT = 2.0**-126  # smaller ones are no normal float32 numbers, and could be rounded up
-_CHUNK_NUMBERS = 2**24  # per-record gradients held at once: 64 MiB of float32 however large the module
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,8 @@ class _Functional:
     shapes: tuple[torch.Size, ...]
     sizes: tuple[int, ...]
     fixed: dict[str, Tensor]
-    gradients: Callable[..., dict[str, Tensor]]
+    gradients: RecordGradients
+    routes: dict[tuple[int, ...], Route]
     device: torch.device
     random: bool
 
@@ -64,18 +64,23 @@ class TorchModule(Model):
         factory: called without arguments, in every process, under `seed`; returns the module, which maps (n, …)
             features to (n, K) logits. Parameters that do not require a gradient, and buffers, are fixed and public.
         classes: K.
-        chunk: records whose gradients are held at once, at most 64; fewer for large modules.
+        chunk: records added up in float32 before float64 takes over, at most 64. How many one pass holds follows from
+            the module: at most 512, or as many as keep some 128 MiB.
         seed: of the initial parameters and of dropout. Public.
         device: `cuda` when there is one, else `cpu`; always `cpu` for modules with embeddings.
+
+    Dropout stays on in training: every record gets a mask of its own that follows from θ, `seed` and its place among
+    the client's records, never from values. Modules that mix records by purpose (batch norm) are refused by name.
 
     Raises:
         ValueError: for a module that mixes records, or without trainable parameters, or with embeddings on a GPU.
 
-    Guarantee: replacing one record by anything moves `clipped_sum` by at most 2C(1 + `relative_error`): the clip is to
-    C/(1+10⁻⁴), gradients are float32, and at most 32 of them are added before float64 takes over. A module that raises
-    on a record of zeros raises for all records and contributes nothing (`RuntimeError`). Asked of the module: whether
-    it raises must not depend on the dropout mask, and on a GPU no value may make a kernel fail, which would end the
-    device for the whole process.
+    Guarantee: replacing one record by anything moves `clipped_sum` by at most 2C(1 + `relative_error`). Clipped to
+    C' = C/(1+10⁻⁴), with norms exact to 2·10⁻⁶, records move an exact sum by 2C'(1 + 2·10⁻⁶). Sums of m ≤ 64 records in
+    float32 err by 2⁻²⁴·C·m(m+1)/2 at most, before and after: together 2C(1 + 0.4·10⁻⁴). In `clipped_sums`, a client's
+    row depends on its own records and on how many others have. A module that raises on a record of zeros raises for
+    all records and contributes nothing (`RuntimeError`). Asked of the module: whether it raises must not depend on the
+    dropout mask, and on a GPU no value may make a kernel fail, which would end the device for the whole process.
     """
 
     relative_error = MARGIN
@@ -85,23 +90,23 @@ class TorchModule(Model):
         factory: Callable[[], nn.Module],
         classes: int,
         *,
-        chunk: int = CHUNK,
+        chunk: int = SUMMED,
         seed: int = 0,
         device: str | None = None,
     ) -> None:
-        if not 1 <= chunk <= CHUNK:
+        if not 1 <= chunk <= SUMMED:
             raise ValueError(
-                f"`chunk` must be from 1 to {CHUNK}, and {chunk} was given: longer float32 chunks lose the margin."
+                f"`chunk` must be from 1 to {SUMMED}, and {chunk} was given: longer float32 chunks lose the margin."
             )
         if classes < 2:
             raise ValueError(f"A classifier needs at least 2 classes, and {classes} was given.")
         self.factory = factory
         self.classes = classes
+        self.chunk = chunk
         self.seed = seed
         self.device = device
         self._functional: _Functional | None = None
         self.dimension = sum(self._parts.sizes)
-        self.chunk = max(1, min(chunk, _CHUNK_NUMBERS // self.dimension))
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_functional": None}
@@ -114,27 +119,19 @@ class TorchModule(Model):
 
     def clipped_sum(self, theta: FloatArray, records: Records, clip: float) -> FloatArray:
         """u of one client, (d,). A C outside `CLIPS` is refused (`ValueError`)."""
-        import torch
-
         self.refuse_clip(clip)
-        parts = self._parts
-        total = torch.zeros(self.dimension, dtype=torch.float64, device=parts.device)
-        room = torch.empty(self.chunk * max(parts.sizes), device=parts.device)
-        limit = clip / (1 + MARGIN)
-        for gradients, good in self._per_record(theta, records):
-            rows = [gradients[name].flatten(1) for name in parts.names]
-            exact = limit / _norms(rows).clamp(min=limit)  # never divides by a zero norm
-            weights = exact.float()
-            counted = good & (exact >= _SMALL_WEIGHT)  # false for gradients that are not finite
-            if not bool(counted.all()):
-                weights = weights.masked_fill(~counted, 0.0)
-                rows = [row.masked_fill(~counted[:, None], 0.0) for row in rows]
-            for place, row in zip(torch.split(total, list(parts.sizes)), rows, strict=True):
-                # a product and a plain sum: a matrix product may be set to less than float32
-                clipped = torch.mul(row, weights[:, None], out=room[: row.numel()].view(row.shape))
-                for i in range(0, len(row), _SUMMED):
-                    place.add_(clipped[i : i + _SUMMED].sum(dim=0))
-        return np.asarray(total.cpu().numpy())
+        return np.asarray(self._sums(theta, Stack.of([records]), clip / (1 + MARGIN))[0][0])
+
+    def clipped_sums(self, theta: FloatArray, shards: Sequence[Records], clip: float) -> FloatArray | None:
+        """u of each client, (clients, d), records of several clients in one pass.
+
+        With dropout, clients are left to be asked one by one (None): a mask follows from a record's place, which should
+        not depend on which other clients a host has.
+        """
+        self.refuse_clip(clip)
+        if self._parts.random:
+            return None
+        return self._sums(theta, shards if isinstance(shards, Stack) else Stack.of(shards), clip / (1 + MARGIN))[0]
 
     def refuse_clip(self, clip: float) -> None:
         """Refuse a C that float32 cannot hold."""
@@ -147,21 +144,13 @@ class TorchModule(Model):
 
     def usable(self, records: Records) -> BoolArray:
         """As `Model.usable`, and the module does not raise on the record at its initial parameters."""
-        found = [good.cpu().numpy() for _, good in self._per_record(self.initial(), records)]
+        found = [good.cpu().numpy() for _, good, _ in self._per_record(self.initial(), records)]
         return np.concatenate([np.empty(0, dtype=np.bool_), *found])
 
     def mean_gradient(self, theta: FloatArray, records: Records) -> FloatArray:
         """Mean of the gradients that are finite, (d,)."""
-        import torch
-
-        total = torch.zeros(self.dimension, dtype=torch.float64, device=self._parts.device)
-        count = 0
-        for gradients, good in self._per_record(theta, records):
-            rows = torch.cat([gradients[name].flatten(1) for name in self._parts.names], dim=1)
-            counted = good & rows.isfinite().all(dim=1)
-            total += rows[counted].double().sum(dim=0)
-            count += int(counted.sum())
-        return np.asarray((total / max(count, 1)).cpu().numpy())
+        sums, counted = self._sums(theta, Stack.of([records]), None)
+        return np.asarray(sums[0] / max(counted, 1))
 
     def logits(self, theta: FloatArray, x: NDArray[Any]) -> FloatArray:
         """Scores of the classes in evaluation mode, (n, K)."""
@@ -182,8 +171,25 @@ class TorchModule(Model):
             )
         return np.asarray(z)
 
-    def _per_record(self, theta: FloatArray, records: Records) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
-        """Gradients of each chunk of records, {name: (m, …)}, and which of them are of good records.
+    def _sums(self, theta: FloatArray, stack: Stack, limit: float | None) -> tuple[FloatArray, int]:
+        """Sums of gradients clipped to the limit, of each client (clients, d), and how many records count."""
+        import torch
+
+        parts, count = self._parts, 0
+        sums = torch.zeros((len(stack), self.dimension), dtype=torch.float64, device=parts.device)
+        columns = torch.split(sums, list(parts.sizes), dim=1)
+        for gradients, good, first in self._per_record(theta, stack):
+            weights = _weights(norms(list(gradients.values())), good, limit)
+            clients, segments = _segments(stack.offsets, first, first + len(good))
+            for gradient, column in zip(gradients.values(), columns, strict=True):
+                gradient.add([column[client] for client in clients], segments, weights, self.chunk)
+            count += int((weights > 0).sum())
+        return np.asarray(sums.cpu().numpy()), count
+
+    def _per_record(
+        self, theta: FloatArray, records: Records | Stack
+    ) -> Iterator[tuple[dict[str, Gradient], Tensor, int]]:
+        """Of each pass: gradients of its records by parameter, which are of good records, and the first one's place.
 
         A bad record is replaced by zeros and keeps its place: what another one meets (its dropout mask) must not move.
         A record of zeros goes along behind the last one: if the module raises on it, it must do so whether or not
@@ -191,26 +197,25 @@ class TorchModule(Model):
         """
         import torch
 
-        parts = self._parts
+        parts, n = self._parts, len(records.x)
         parameters = self._parameters(theta)
-        x, y, good = _cleaned(records, self.classes)
         parts.module.train(parts.random)
         stream = sha256(f"{self.seed}:".encode() + (theta.tobytes() if parts.random else b"")).hexdigest()
-        for i in range(0, len(y) + 1, self.chunk):
-            chunk = slice(i, i + self.chunk)
-            rows, labels = x[chunk], y[chunk]
-            if i + self.chunk > len(y):
-                rows, labels = np.concatenate([rows, np.zeros((1, *x.shape[1:]), x.dtype)]), np.append(labels, 0)
-            gradients, sound = self._evaluated(parameters, rows, labels, f"{stream}:{i}")
-            m = len(good[chunk])
+        held = self._route(parameters, records.x.shape[1:]).held
+        for i in range(0, n + 1, held):
+            x, y, good = _cleaned(records.x[i : i + held], records.y[i : i + held], self.classes)
+            if i + held > n:
+                x, y = np.concatenate([x, np.zeros((1, *x.shape[1:]), x.dtype)]), np.append(y, 0)
+            gradients, sound = self._evaluated(parameters, x, y, f"{stream}:{i}")
+            m = len(good)
             if m:
-                counted = torch.tensor(good[chunk] & sound[:m], device=parts.device)
-                yield {name: values[:m] for name, values in gradients.items()}, counted
+                counted = torch.tensor(good & sound[:m], device=parts.device)
+                yield {name: values.first(m) for name, values in gradients.items()}, counted, i
 
     def _evaluated(
         self, parameters: dict[str, Tensor], x: NDArray[np.float32], y: NDArray[np.int64], stream: str
-    ) -> tuple[dict[str, Tensor], BoolArray]:
-        """Gradients of one chunk, and on which of its records the module does not raise.
+    ) -> tuple[dict[str, Gradient], BoolArray]:
+        """Gradients of one pass, and on which of its records the module does not raise.
 
         Where it raises, each record is tried alone, and those that fail are replaced by zeros.
 
@@ -238,12 +243,28 @@ class TorchModule(Model):
 
     def _run(
         self, parameters: dict[str, Tensor], x: NDArray[np.float32], y: NDArray[np.int64], stream: str
-    ) -> dict[str, Tensor]:
+    ) -> dict[str, Gradient]:
+        import torch
+
+        parts, route = self._parts, self._route(parameters, x.shape[1:])
+        with _repeatable(parts, stream):
+            return parts.gradients.of(route, parameters, *(torch.tensor(each, device=parts.device) for each in (x, y)))
+
+    def _route(self, parameters: dict[str, Tensor], shape: tuple[int, ...]) -> Route:
+        """How gradients of records of a shape are found; once in each process, with a record of zeros."""
         import torch
 
         parts = self._parts
-        with _repeatable(parts, stream):
-            return parts.gradients(parameters, *(torch.tensor(each, device=parts.device) for each in (x, y)))
+        if shape not in parts.routes:
+            try:
+                with _repeatable(parts, ""):
+                    parts.routes[shape] = parts.gradients.route(parameters, torch.zeros(shape, device=parts.device))
+            except Exception as error:
+                raise RuntimeError(
+                    f"The module raises on records of zeros of the shape {shape}, which stand in for bad records, so "
+                    f"that no record can be answered: {type(error).__name__}: {error}"
+                ) from error
+        return parts.routes[shape]
 
     def _parameters(self, theta: FloatArray) -> dict[str, Tensor]:
         import torch
@@ -291,48 +312,37 @@ def _split(factory: Callable[[], nn.Module], classes: int, seed: int, device: st
         shapes=tuple(value.shape for value in trained.values()),
         sizes=tuple(value.numel() for value in trained.values()),
         fixed=fixed,
-        gradients=torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0), randomness="different"),
+        gradients=RecordGradients(module, loss, tuple(trained)),
+        routes={},
         device=place,
         random=any("Dropout" in kind.__name__ for part in module.modules() for kind in type(part).__mro__),
     )
 
 
-def _norms(rows: list[Tensor]) -> Tensor:
-    """‖g_x‖ over all parameters, (m,) float64; float64 throughout where float32 squares may have under- or overflowed.
-
-    Args:
-        rows: gradients by parameter, (m, size) each.
-    """
+def _weights(found: Tensor, good: Tensor, limit: float | None) -> Tensor:
+    """w of each record, (m,) float64, from norms that are not finite where gradients are not; limit None: 0 or 1."""
     import torch
 
-    norms: Tensor = torch.linalg.vector_norm(torch.stack([_fast_norms(row) for row in rows]), dim=0)
-    unsure = ~((norms > _SMALL_NORM) & norms.isfinite())
-    if bool(unsure.any()):
-        wide = [torch.linalg.vector_norm(row[unsure].double(), dim=1) for row in rows]
-        norms[unsure] = torch.linalg.vector_norm(torch.stack(wide), dim=0)
-    return norms
+    exact = torch.ones_like(found) if limit is None else limit / found.clamp(min=limit)  # never divides by a zero norm
+    counted = good & found.isfinite() & (exact >= _SMALL_WEIGHT)
+    return exact.masked_fill(~counted, 0.0)
 
 
-def _fast_norms(rows: Tensor) -> Tensor:
-    """Norm of each row; float32 within short blocks only, where it is exact to about 10⁻⁶."""
-    import torch
-
-    whole = rows.shape[1] // _NORM_BLOCK * _NORM_BLOCK
-    blocks = torch.linalg.vector_norm(rows[:, :whole].reshape(len(rows), -1, _NORM_BLOCK), dim=2).double()
-    rest = torch.linalg.vector_norm(rows[:, whole:], dim=1).double()
-    norms: Tensor = torch.linalg.vector_norm(torch.cat([blocks, rest[:, None]], dim=1), dim=1)
-    return norms
+def _segments(offsets: IntArray, first: int, last: int) -> tuple[range, list[slice]]:
+    """Clients with records from `first` to `last` of a stack, and where theirs lie, counted from `first`."""
+    clients = range(
+        int(np.searchsorted(offsets, first, side="right")) - 1, int(np.searchsorted(offsets, last, side="left"))
+    )
+    return clients, [slice(max(int(offsets[i]) - first, 0), min(int(offsets[i + 1]), last) - first) for i in clients]
 
 
-def _cleaned(records: Records, classes: int) -> tuple[NDArray[np.float32], NDArray[np.int64], BoolArray]:
+def _cleaned(
+    x: NDArray[Any], y: NDArray[Any], classes: int
+) -> tuple[NDArray[np.float32], NDArray[np.int64], BoolArray]:
     """Features in float32 with bad records zeroed, labels, and which records are good."""
-    labels, known = class_labels(np.asarray(records.y).reshape(-1), classes)
+    labels, known = class_labels(y.reshape(-1), classes)
     with np.errstate(over="ignore", invalid="ignore"):
-        x = np.asarray(records.x, dtype=np.float32)
-    if len(x) != len(labels):
-        raise ValueError(
-            f"A client's records have {len(x)} rows of features and {len(labels)} labels; they must be as many."
-        )
+        x = np.asarray(x, dtype=np.float32)
     good: BoolArray = known & np.isfinite(x).all(axis=tuple(range(1, x.ndim)))
     if not good.all():
         x = x.copy()

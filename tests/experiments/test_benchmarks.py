@@ -2,12 +2,13 @@
 
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
 
-from dpray.experiments.benchmarks import rounds, scale, secure_sum, work
+from dpray.experiments.benchmarks import opacus_sum, rounds, scale, secure_sum, training, work
 from dpray.experiments.benchmarks.measure import Contestant, Round, family, race
 from dpray.platform.cohort.masked.aggregator import Aggregator
 from dpray.platform.cohort.masked.party import Party
@@ -101,3 +102,35 @@ def test_bytes_are_counted_as_bytes() -> None:
     assert secure_sum.wire((b"abc", 7, (b"d",))) == 8
     with pytest.raises(TypeError):
         secure_sum.wire("text")
+
+
+def test_the_training_benchmark_prints_its_ratios_and_whom_it_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    training.main(["--quick", "--only", "head", "--only", "cnn"])
+    printed = capsys.readouterr().out
+    assert printed.count(f"| {training.PLAIN} | ") == printed.count(f"| {training.OURS} | ") == 2
+    assert "Opacus 1.6, ghost clipping: left out, because `--opacus PYTHON` was not given." in printed
+
+
+def test_rounds_beside_peers(ray_local: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    training.main(["--quick", "--only", "round"])
+    printed = capsys.readouterr().out
+    assert (
+        printed.count("| pool, durable ledger, central | ")
+        == printed.count("pfl-research 0.6, two processes: left")
+        == 2
+    )
+    assert "Flower 1.42, NumPyClient: left out" in printed
+
+
+def test_a_peer_that_computes_another_sum_is_noticed(tmp_path: Path) -> None:
+    peer = tmp_path / "peer.py"
+    peer.write_text("""print('{"seconds": [1.0, 2.0], "norm": 5.0}')""", encoding="utf-8")
+    command = [sys.executable, str(peer), "{}"]
+    assert training._peer(command, 5.0, 2) == [Round(1.0), Round(2.0)]
+    with pytest.raises(ArithmeticError, match=r"norm 5\.0, ours 6\.0"):
+        training._peer(command, 6.0, 2)
+
+
+def test_the_network_and_its_images_are_the_same_in_every_process() -> None:
+    twice = [[*opacus_sum.images(2), *opacus_sum.network().parameters()] for _ in range(2)]
+    assert all((a == b).all() for a, b in zip(*twice, strict=True))
