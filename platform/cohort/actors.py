@@ -103,7 +103,11 @@ class ClientHost:
 
     def evaluate(self, run: tuple[str, str], candidate: int, config: Mapping[str, Any]) -> int | Refusal:
         """`Host.evaluate`."""
-        return self._answer(lambda host: host.evaluate(run, candidate, config))
+        return self.evaluate_all(run, {candidate: config})
+
+    def evaluate_all(self, run: tuple[str, str], candidates: Mapping[int, Mapping[str, Any]]) -> int | Refusal:
+        """`Host.evaluate_all`."""
+        return self._answer(lambda host: host.evaluate_all(run, candidates))
 
     def forget(self, run: tuple[str, str]) -> Refusal | None:
         """`Host.forget`."""
