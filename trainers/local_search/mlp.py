@@ -9,7 +9,8 @@
 | D_l    | gradient at layer l's output before the ReLU; D_L = (P − Y)/B      | (m, B, w_l)      |
 
 ∇W_l = H_{l−1}ᵀ D_l, ∇b_l = 1ᵀD_l, D_{l−1} = [H_{l−1} > 0] ∘ D_l W_lᵀ/(1−p): where M is zero, H is, too.
-Against autograd this spares the graph. The bracket is `threshold_backward`: a product with a Boolean mask takes longer than a layer's.
+Against autograd this spares the graph. The bracket is `threshold_backward`: a product with a Boolean mask takes longer
+than a layer's own.
 """
 
 from __future__ import annotations
