@@ -63,9 +63,9 @@ def checked(asked: PerTrial) -> PerTrial:
 
 def size_of(asked: PerTrial, candidates: int, together: bool) -> int:
     """How many of p candidates a trial asks for; `together`: whether clients are quicker with several at once."""
-    if asked == "auto":
-        asked = max(_FEWEST, math.ceil(candidates / _TRIALS)) if together else 1
-    return min(asked, candidates)
+    if asked != "auto":
+        return min(asked, candidates)
+    return min(max(_FEWEST, math.ceil(candidates / _TRIALS)), candidates) if together else 1
 
 
 def scores_of(run: tuple[str, str], mark: str) -> tuple[str, str]:

@@ -128,7 +128,7 @@ class PlainLoop:
                 for i in range(0, len(order), 64):
                     optimiser.zero_grad()
                     z = net(x_train[i : i + 64]).squeeze(1)
-                    functional.binary_cross_entropy_with_logits(z, y_train[i : i + 64]).backward()
+                    functional.binary_cross_entropy_with_logits(z, y_train[i : i + 64]).backward()  # type: ignore[no-untyped-call]
                     optimiser.step()
             net.eval()
             with torch.no_grad():

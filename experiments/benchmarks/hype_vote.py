@@ -86,6 +86,7 @@ def rows(size: Size, data: Path | None) -> list[str]:
 def _vote(shards: dict[str, Records], size: Size, folder: Path) -> dict[str, Any]:
     from ray import tune
 
+    from dpray.experiments import engine
     from dpray.searchers.hype import DPHypeSearch
 
     features = next(iter(shards.values())).x.shape[1]
@@ -93,7 +94,10 @@ def _vote(shards: dict[str, Records], size: Size, folder: Path) -> dict[str, Any
     with Ledger(f"sqlite:///{folder / 'ledger.db'}") as ledger:
         people = ledger.population("people", records_per_client=max(map(len, shards.values())))
         people.account("client", Budget(1.0, 1e-5))
-        with Cohort(task, shards, actors=2, state_dir=folder / "sites") as cohort, warnings.catch_warnings():
+        cohort = Cohort(task, shards, actors=2, state_dir=folder / "sites")
+        with engine.hushed():
+            cohort.start()
+        with cohort, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a vote that is mostly noise: nothing is read from it here
             began = time.perf_counter()
             search = DPHypeSearch(

@@ -58,15 +58,12 @@ class Rehearsal:
             )
         if found is not None:
             return {number: _finite(score) for number, score in zip(numbers, found.tolist(), strict=True)}
-        return {
-            number: _finite(
-                self.alone[number].run(client, lambda config=config: self._one(config, records, generator()))
-            )
-            for number, config in zip(numbers, configs, strict=True)
-        }
+        return {number: self._alone(client, number, records, generator) for number in numbers}
 
-    def _one(self, config: Mapping[str, Any], records: Records, rng: np.random.Generator) -> float:
-        return float(self.task.fit_and_score(deepcopy(config), records, rng))
+    def _alone(self, client: str, number: int, records: Records, generator: Callable[[], np.random.Generator]) -> float:
+        config = deepcopy(self.candidates[number])
+        score = self.alone[number].run(client, lambda: float(self.task.fit_and_score(config, records, generator())))
+        return _finite(score)
 
 
 def _checked(result: Any, candidates: int) -> FloatArray | None:

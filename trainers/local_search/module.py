@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from dpray.trainers.local_search.stacked import Parameters
 
-_WIDER = 4  # a stack's fixed cost in Python is that much larger than of kernels by hand
+_WIDER = 10  # a stack's fixed cost in Python is that much larger than of kernels by hand
 
 
 @dataclass(frozen=True)
