@@ -38,7 +38,7 @@ from dpray.platform.confine import deaths_at_most, rehearsal_deaths, slowest
 
 SPARE = 3
 """Deaths of a host in one call that are not user code's doing, and still forgiven."""
-_USER_CODE = frozenset({"contribute", "prepare", "evaluate", "evaluate_all"})
+_USER_CODE = frozenset({"contribute", "prepare", "evaluate_all"})
 GRACE = 5.0
 """Seconds that a host which had dropped out gets to show that it is back."""
 _LOST = (RayActorError, WorkerCrashedError, OutOfMemoryError, NodeDiedError, ObjectLostError, GetTimeoutError)
