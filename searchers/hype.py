@@ -110,7 +110,8 @@ class DPHypeSearch(PrivateSearcher):
     *Guarantee.* The released counts, and so the winner and every plot of them, are μ-GDP for one client replaced by
     another (Δ as above, one release whatever p is). With `release="winner"` the index alone is, as `VoteWinner` states
     it; the aggregator sees the counts, within the cohort's sum, and is trusted not to look. Nothing else about scores
-    leaves the clients. Not protected: who takes part, how many answered, and timing.
+    leaves the clients, however these train: many candidates at once, or some not to the end. Not protected: who takes
+    part, how many answered, and timing.
 
     Raises:
         SpaceError, ValueError: nothing to search, k ≥ p, k < 1, a winner without a trusted aggregator: before anything
