@@ -59,6 +59,7 @@ class Job:
             regime=Regime(given.regime),
             label=SEARCH,
             reserve=False,
+            candidates_per_trial=given.candidates_per_trial,
             max_concurrent=given.max_concurrent,
         )
         try:
@@ -100,9 +101,13 @@ class Job:
         search.save(str(saved))
 
     def _trial_done(self, search: DPHypeSearch, view: Any, phase: Phase, trial: Any) -> None:
-        candidate, answered = trial.last_result["candidate"], trial.last_result["clients_answered"]
-        self.begun.showing.trial(view, candidate, search.candidates[candidate], answered)
-        phase(search.progress["evaluated"], f"candidate {candidate} on {answered} clients")
+        from dpray.searchers.candidate_trial import numbers_of
+
+        numbers, answered = numbers_of(trial.config), trial.last_result["clients_answered"]
+        for number in numbers:
+            self.begun.showing.trial(view, number, search.candidates[number], answered)
+        words = f"candidate {numbers[0]}" if len(numbers) == 1 else f"candidates {numbers[0]}-{numbers[-1]}"
+        phase(search.progress["evaluated"], f"{words} on {answered} clients")
 
     def train(self, search: DPHypeSearch | None) -> Outcome:
         """Train with the winner, or with the settings given."""

@@ -12,6 +12,7 @@ the text: no ledger, no Ray, no file. Values are taken as written: "6" is text, 
 | `search.votes` | k | votes of a client |
 | `search.release` | | noisy counts of all candidates (`votes`), or the winner's index alone (`winner`) |
 | `search.candidates` | p | candidates voted on (all points of a finite space if left out) |
+| `search.candidates_per_trial` | | candidates one Tune trial asks for; `auto`: several where clients are quicker so |
 | `training.rounds` | T | gradient releases |
 | `training.clip` | C | bound on a record's gradient norm (or a client's update) |
 | `cohort.quorum` − `cohort.colluders` | n_min | clients whose noise is counted on |
@@ -56,6 +57,7 @@ class Search(Section):
     space: Space
     score: Literal["accuracy", "loss"] = "accuracy"
     folds: Annotated[int, Field(ge=2)] = 5
+    candidates_per_trial: Whole | Literal["auto"] = "auto"
     max_concurrent: Whole = 2
     release: Literal["votes", "winner"] = "votes"
     regime: Regime = "distributed"

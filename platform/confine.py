@@ -136,6 +136,11 @@ def deaths_at_most(clients: int) -> int:
     return 1 + PATIENCE * clients
 
 
+def rehearsal_deaths(clients: int, candidates: int) -> int:
+    """The same for a rehearsal: each client once with all candidates together, then with each of them alone."""
+    return clients * (1 + PATIENCE * candidates)
+
+
 def slowest(clients: int, limit: float) -> float:
     """Seconds that user code on a host can take over one key, by public numbers only: then it has answered.
 
@@ -219,6 +224,7 @@ class Confinement:
         deaths: earlier deaths of the process on this key, by client.
         limit: seconds one call may take; None: no limit. The kernel's alarm clock ends the process (SIGALRM), whatever
             it is doing.
+        patience: deaths in one client's code before it is skipped.
     """
 
     def __init__(
@@ -227,13 +233,14 @@ class Confinement:
         marker: Marker | None = None,
         deaths: Mapping[str, int] | None = None,
         limit: float | None = None,
+        patience: int = PATIENCE,
     ) -> None:
-        self._key, self._marker, self._limit = key, marker, limit
+        self._key, self._marker, self._limit, self._patience = key, marker, limit, patience
         self._deaths = dict(deaths or {})
 
     def skips(self, client: str) -> bool:
         """Whether this client's code is not to be run for this key any more."""
-        allowed = 1 if client == EVERYONE else PATIENCE
+        allowed = 1 if client == EVERYONE else self._patience
         return self._deaths.get(client, 0) >= allowed
 
     def run(self, client: str, call: Callable[[], T]) -> T | None:

@@ -17,7 +17,8 @@ Notation, and where it lives here:
 Steps 1 and 2 are Tune trials, 3 and 4 happen inside one release of the cohort, 5 is post-processing:
 
 1. the candidates are public: `define`;
-2. for every candidate, every client trains and scores a model of its own: `propose`, `CandidateTrial`;
+2. for every candidate, every client trains and scores a model of its own: `propose`, `CandidateTrial` (one trial asks
+   for several candidates where clients are quicker so, `candidates_per_trial`);
 3. every client votes for its k best, ties broken at random, and
 4. the noised ballots are added up: `advance`, the only release;
 5. the winner is argmax S: `best_candidate`. With `release="winner"` steps 4 and 5 are one: the index alone is released.
@@ -30,8 +31,8 @@ import hashlib
 import json
 import math
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,27 +43,25 @@ from dpray.platform.privacy.mechanisms import Regime, TopKVotes, Unit, VoteWinne
 from dpray.searchers import space as spaces
 from dpray.searchers.base import PrivateSearcher
 from dpray.searchers.batch import Batch, Config
+from dpray.searchers.candidate_trial import (
+    CandidateTrial,
+    PerTrial,
+    checked,
+    numbers_of,
+    scores_of,
+    size_of,
+    suggestions,
+)
 from dpray.searchers.errors import SearchError
-from dpray.searchers.trial import EvaluationTrial, head_share
+from dpray.searchers.trial import CANDIDATE, head_share
 from dpray.searchers.vote import NoisyCounts, WinnerAlone, release_of
 
 if TYPE_CHECKING:
-    from dpray.platform.cohort import Cohort, CohortHandle, Votes
+    from dpray.platform.cohort import Cohort, Votes
     from dpray.platform.privacy.ledger import Attempt, Release, Run
 
 MECHANISM, WINNER = NoisyCounts.name, WinnerAlone.name
 """Names of the release in the ledger: (label, "votes", step 0), or (label, "winner", step 0)."""
-
-
-class CandidateTrial(EvaluationTrial):
-    """Step 2: one candidate, trained and scored on every client; the scores stay there."""
-
-    handle: ClassVar[CohortHandle]
-    run: ClassVar[tuple[str, str]]
-
-    def evaluate(self, candidate: int, config: Config, mark: str) -> dict[str, int]:
-        """Ask every client; only how many answered comes back."""
-        return {"clients_answered": int(self.handle.evaluate(_scores_of(self.run, mark), candidate, config))}
 
 
 class DPHypeSearch(PrivateSearcher):
@@ -85,6 +84,9 @@ class DPHypeSearch(PrivateSearcher):
         label: phase of the run in the ledger.
         reserve: set the spend aside before the first trial. False where the run's plan has a line
             (label, release, unit client) already.
+        candidates_per_trial: how many candidates a trial asks for. Clients train them together where their task has a
+            `fit_and_scores`, and Tune spends its tenth of a second once for all of them; what fails is tried again
+            together. `auto`: a tenth of the candidates, at least 10, with such a task, else 1.
         max_retries, max_concurrent: see `PrivateSearcher`.
         resources: what one trial reserves; by default as much of the head node's marker as lets `max_concurrent` run.
 
@@ -108,7 +110,8 @@ class DPHypeSearch(PrivateSearcher):
     *Guarantee.* The released counts, and so the winner and every plot of them, are μ-GDP for one client replaced by
     another (Δ as above, one release whatever p is). With `release="winner"` the index alone is, as `VoteWinner` states
     it; the aggregator sees the counts, within the cohort's sum, and is trusted not to look. Nothing else about scores
-    leaves the clients. Not protected: who takes part, how many answered, and timing.
+    leaves the clients, however these train: many candidates at once, or some not to the end. Not protected: who takes
+    part, how many answered, and timing.
 
     Raises:
         SpaceError, ValueError: nothing to search, k ≥ p, k < 1, a winner without a trusted aggregator: before anything
@@ -134,6 +137,7 @@ class DPHypeSearch(PrivateSearcher):
         label: str = "search",
         reserve: bool = True,
         max_retries: int = 3,
+        candidates_per_trial: PerTrial = "auto",
         max_concurrent: int = 2,
         resources: Mapping[str, float] | None = None,
     ) -> None:
@@ -147,6 +151,7 @@ class DPHypeSearch(PrivateSearcher):
         self._vote_release = release_of(release, cohort, votes, regime)
         self.release, self.regime = self._vote_release.name, self._vote_release.regime
         self.votes_per_client, self.seed = votes, seed
+        self._per_trial = checked(candidates_per_trial)
         self.resources = None if resources is None else dict(resources)
         self._count = candidates if isinstance(candidates, int) else None
         self._given = None if candidates is None or isinstance(candidates, int) else spaces.distinct(candidates)
@@ -194,7 +199,18 @@ class DPHypeSearch(PrivateSearcher):
 
     @property
     def evaluations(self) -> int:
-        """One per candidate; each is asked of every client."""
+        """Trials: one per candidate, or per `candidates_per_trial` of them; each is asked of every client."""
+        return math.ceil(self._known_count / self.candidates_per_trial)
+
+    @property
+    def candidates_per_trial(self) -> int:
+        """How many candidates a trial asks for; the last one has what is left."""
+        together = self._per_trial == "auto" and self.cohort.scores_together
+        return size_of(self._per_trial, self._known_count, together)
+
+    @property
+    def _known_count(self) -> int:
+        """p."""
         if self._candidates is not None:
             return len(self._candidates)
         if self._count is not None:
@@ -256,11 +272,11 @@ class DPHypeSearch(PrivateSearcher):
     # Step 2: every candidate on every client, as trials ---------------------------------------------------------
 
     def propose(self, step: int) -> Sequence[Config]:
-        """All candidates at once: the vote is the only step."""
-        return self.candidates
+        """All candidates at once, `candidates_per_trial` in a suggestion: the vote is the only step."""
+        return suggestions(self.candidates, self.candidates_per_trial)
 
     def trainable(self) -> type:
-        """Class for `tune.Tuner`: one trial asks every client to train and score one candidate.
+        """Class for `tune.Tuner`: one trial asks every client to train and score `candidates_per_trial` candidates.
 
         Named after the search, so that a result in Tune reads `Candidate_…`. Holds no data: a handle of the cohort.
         """
@@ -279,17 +295,21 @@ class DPHypeSearch(PrivateSearcher):
 
     def advance(self, step: int, batch: Batch) -> str | None:
         """Every candidate is settled: have the clients vote, and release the noisy count."""
-        p = len(batch.points)
+
+        def asked(slots: Iterable[int]) -> int:
+            return sum(len(numbers_of({CANDIDATE: slot, **batch.points[slot]})) for slot in slots)
+
+        p = len(self.candidates)
         if not batch.evaluated:
             return (
                 f"none of the {p} candidates was evaluated, because their trials failed (see Tune's error files). "
                 "No vote was held and nothing was spent."
             )
         self._vote()
-        self.cohort.forget(_scores_of(self._searched, self.mark))  # nothing needs the scores any more
-        missing = f" {len(batch.given_up)} were given up after failures and count as worst." if batch.given_up else ""
+        self.cohort.forget(scores_of(self._searched, self.mark))  # nothing needs the scores any more
+        missing = f" {asked(batch.given_up)} were given up after failures and count as worst." if batch.given_up else ""
         return (
-            f"{len(batch.evaluated)} of {p} candidates were evaluated, the clients voted, and {self._result}{missing}"
+            f"{asked(batch.evaluated)} of {p} candidates were evaluated, the clients voted, and {self._result}{missing}"
         )
 
     def _vote(self) -> None:
@@ -322,7 +342,7 @@ class DPHypeSearch(PrivateSearcher):
     def _ballots(self) -> Votes:
         from dpray.platform.cohort import Votes
 
-        return Votes(_scores_of(self._searched, self.mark)[1], len(self.candidates), self.votes_per_client)
+        return Votes(scores_of(self._searched, self.mark)[1], len(self.candidates), self.votes_per_client)
 
     @property
     def _searched(self) -> tuple[str, str]:
@@ -361,13 +381,14 @@ class DPHypeSearch(PrivateSearcher):
     # Saved state ------------------------------------------------------------------------------------------------
 
     def search_state(self) -> dict[str, Any]:
-        """Candidates, k, label, release and regime: all public. Votes are in the ledger, scores at the clients."""
+        """Candidates, k, label, release, regime, size of a trial: all public. Votes are in the ledger."""
         return {
             "candidates": None if self._candidates is None else list(self.candidates),
             "votes": self.votes_per_client,
             "label": self.label,
             "release": self.release,
             "regime": self.regime.value,
+            "candidates_per_trial": None if self._candidates is None else self.candidates_per_trial,
         }
 
     def load_search_state(self, state: Mapping[str, Any]) -> None:
@@ -383,12 +404,13 @@ class DPHypeSearch(PrivateSearcher):
             raise SearchError("The saved search has other candidates than this one was built with.")
         if saved is not None:
             self._candidates, self._fixed = saved, True
-
-
-def _scores_of(run: tuple[str, str], mark: str) -> tuple[str, str]:
-    """(population, name) under which clients keep the scores of one list of candidates of a run."""
-    population, name = run
-    return population, f"{name}:{mark}"
+            size = int(state.get("candidates_per_trial", 1))  # in states of before: one candidate a trial
+            if self._per_trial != "auto" and size != self.candidates_per_trial:
+                raise SearchError(
+                    f"The saved search has candidates_per_trial = {size}, this one was built with "
+                    f"{self.candidates_per_trial}."
+                )
+            self._per_trial = size
 
 
 def _whole(quanta: int | str | None) -> int | None:

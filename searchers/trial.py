@@ -23,10 +23,13 @@ SEARCH = "__search__"
 MORE = "__more__"
 """Key of a trial's configuration that lists the further points it evaluates after its first."""
 
-RESERVED = frozenset({CANDIDATE, SEARCH, MORE, "__trial_index__"})
+NUMBERS = "__candidates__"
+"""Key of a trial's configuration with the numbers of all candidates it evaluates, where they are several."""
+
+RESERVED = frozenset({CANDIDATE, SEARCH, MORE, NUMBERS, "__trial_index__"})
 """Keys of a trial's configuration that are not part of the point: ours, and the one of `ray.tune.search.Repeater`."""
 
-BOOKKEEPING = frozenset({"evaluated", "candidate", "clients_answered", "training_iteration"})
+BOOKKEEPING = frozenset({"evaluated", "candidate", "candidates", "clients_answered", "training_iteration"})
 """All that a trial may report."""
 
 _HEAD = "node:__internal_head__"  # every Ray cluster has exactly 1.0 of it

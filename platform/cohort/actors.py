@@ -101,9 +101,9 @@ class ClientHost:
         """`MaskingHost.unmask`."""
         return self._answer(lambda host: _masking(host).unmask(request))
 
-    def evaluate(self, run: tuple[str, str], candidate: int, config: Mapping[str, Any]) -> int | Refusal:
-        """`Host.evaluate`."""
-        return self._answer(lambda host: host.evaluate(run, candidate, config))
+    def evaluate_all(self, run: tuple[str, str], candidates: Mapping[int, Mapping[str, Any]]) -> int | Refusal:
+        """`Host.evaluate_all`."""
+        return self._answer(lambda host: host.evaluate_all(run, candidates))
 
     def forget(self, run: tuple[str, str]) -> Refusal | None:
         """`Host.forget`."""

@@ -161,6 +161,18 @@ class ClientTask(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} has no `fit_and_score`, which a search asks for.")
 
+    def fit_and_scores(
+        self, configs: Sequence[Mapping[str, Any]], records: Records, rng: np.random.Generator
+    ) -> FloatArray | None:
+        """Scores of several configurations at once, (m,); None where there is no faster way than one by one.
+
+        Entry j is what `fit_and_score(configs[j], records, rng)` gives, up to the rounding of its arithmetic and what
+        the task says of candidates trained together. An entry that is not finite is that candidate's worst score. If
+        the call raises, ends the process, takes longer than m calls may, or returns another shape, its client's
+        candidates are scored one by one instead, and nobody else notices.
+        """
+        return None
+
 
 def site_stack(load: Callable[[], Records], records: int) -> Stack:
     """The one shard of a site, checked against the declared number of records."""

@@ -273,6 +273,15 @@ class Cohort:
         """
         return self.handle().evaluate(run, candidate, config)
 
+    def evaluate_all(self, run: tuple[str, str], candidates: Mapping[int, Mapping[str, Any]]) -> int:
+        """As `evaluate`, for several candidates at once: configurations by number. One call per actor."""
+        return self.handle().evaluate_all(run, candidates)
+
+    @property
+    def scores_together(self) -> bool:
+        """Whether its task has a way of scoring several candidates at once (`ClientTask.fit_and_scores`)."""
+        return type(self._task).fit_and_scores is not ClientTask.fit_and_scores
+
     def forget(self, run: tuple[str, str]) -> None:
         """Drop the clients' scores of a search, (population, search), that has ended."""
         self._each("forget", checked_search(run))

@@ -34,11 +34,11 @@ from ray.exceptions import (
 )
 
 from dpray.platform.cohort.request import Refusal
-from dpray.platform.confine import deaths_at_most, slowest
+from dpray.platform.confine import deaths_at_most, rehearsal_deaths, slowest
 
 SPARE = 3
 """Deaths of a host in one call that are not user code's doing, and still forgiven."""
-_USER_CODE = frozenset({"contribute", "prepare", "evaluate"})
+_USER_CODE = frozenset({"contribute", "prepare", "evaluate_all"})
 GRACE = 5.0
 """Seconds that a host which had dropped out gets to show that it is back."""
 _LOST = (RayActorError, WorkerCrashedError, OutOfMemoryError, NodeDiedError, ObjectLostError, GetTimeoutError)
@@ -77,12 +77,15 @@ class Dispatch:
         """Use these actor handles instead of looking them up."""
         self._handles = dict(enumerate(handles))
 
-    def call(self, method: str, arguments: Mapping[int, tuple[Any, ...]], *, patient: bool = False) -> dict[int, Any]:
+    def call(
+        self, method: str, arguments: Mapping[int, tuple[Any, ...]], *, patient: bool = False, candidates: int = 0
+    ) -> dict[int, Any]:
         """Call `method` on the hosts of `arguments`; answers by host, dropouts left out.
 
         Args:
             patient: wait for a living host without limit (rehearsals: user code has a limit of its own); the limit is
                 then for a dead one to come back.
+            candidates: that a rehearsal asks for; each may kill its host as often as user code can.
         """
         answers: dict[int, Any] = {}
         attempts = dict.fromkeys(arguments, 0)
@@ -103,7 +106,7 @@ class Dispatch:
                 except _LOST as error:
                     attempts[state.host] += 1
                     gone = state.ping and isinstance(error, ActorDiedError)  # Ray repeats a ping while it can rebuild
-                    if gone or attempts[state.host] > deaths_at_most(self.clients[state.host]) + SPARE:
+                    if gone or attempts[state.host] > self._forgiven(state.host, candidates):
                         self._absent.add(state.host)
                         continue
                     self._submit(pending, state.host, None, state.deadline or time.monotonic() + self.timeout)
@@ -124,6 +127,11 @@ class Dispatch:
             if method != "ready":
                 del answers[host]
         return answers
+
+    def _forgiven(self, host: int, candidates: int) -> int:
+        """Deaths of a host in one call after which it is asked again: by public numbers only."""
+        clients = self.clients[host]
+        return (rehearsal_deaths(clients, candidates) if candidates else deaths_at_most(clients)) + SPARE
 
     def _time(self, method: str, host: int) -> float:
         """Seconds to wait for an answer: by public numbers only."""

@@ -21,9 +21,15 @@ class CohortHandle:
 
     def evaluate(self, run: tuple[str, str], candidate: int, config: Mapping[str, Any]) -> int:
         """As `Cohort.evaluate`."""
-        run = checked_search(run)
+        return self.evaluate_all(run, {candidate: config})
+
+    def evaluate_all(self, run: tuple[str, str], candidates: Mapping[int, Mapping[str, Any]]) -> int:
+        """As `Cohort.evaluate_all`."""
+        asked = checked_search(run), {int(number): dict(config) for number, config in candidates.items()}
         every: Iterable[int] = range(len(self.sizes))
-        answers = self.dispatch.call("evaluate", dict.fromkeys(every, (run, candidate, dict(config))), patient=True)
+        answers = self.dispatch.call(
+            "evaluate_all", dict.fromkeys(every, asked), patient=True, candidates=len(candidates)
+        )
         for answer in answers.values():
             if isinstance(answer, Refusal):
                 raise CohortError(answer.sentence)

@@ -21,7 +21,6 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -34,10 +33,11 @@ from dpray.platform.cohort.errors import CohortError
 from dpray.platform.cohort.journal import SiteJournal
 from dpray.platform.cohort.local_steps import NoisedQuery
 from dpray.platform.cohort.queries import Terms
+from dpray.platform.cohort.rehearsal import Rehearsal
 from dpray.platform.cohort.request import Message, Prepared, Ready, Request, charged, digest_of, noise_of
 from dpray.platform.cohort.secure_sum import Masked, Trusted
 from dpray.platform.cohort.ticket import JournalRefused, Ticket, members_digest
-from dpray.platform.confine import Confinement, Marker
+from dpray.platform.confine import PATIENCE, Confinement, Marker
 from dpray.platform.privacy.budget import Budget
 from dpray.platform.privacy.ledger import Head, ReleaseKey
 from dpray.platform.privacy.mechanisms import Regime
@@ -236,37 +236,40 @@ class Host:
     # the search
 
     def evaluate(self, run: tuple[str, str], candidate: int, config: Mapping[str, Any]) -> int:
-        """Train and score a candidate at every client without a score of it; scores stay. Returns how many have one.
+        """Train and score one candidate: see `evaluate_all`."""
+        return self.evaluate_all(run, {candidate: config})
+
+    def evaluate_all(self, run: tuple[str, str], candidates: Mapping[int, Mapping[str, Any]]) -> int:
+        """Train and score candidates at every client that has no score of them. Scores stay; returns how many clients.
 
         `run`: (population, search). A vote on a population counts the scores of that population only.
         """
-        digest = hashlib.sha256(json.dumps(dict(config), sort_keys=True, default=repr).encode()).hexdigest()
-        there = self._journal.scores(run, candidate, digest)
-        confinement = self._confinement(json.dumps(["score", *run, candidate]))
-        new, kept_at = dict[str, float](), time.monotonic()
+        digests = {number: _digest(config) for number, config in candidates.items()}
+        there = {number: self._journal.scores(run, number, digest) for number, digest in digests.items()}
+        rehearsal = Rehearsal(
+            self._spec.task,
+            candidates,
+            alone={number: self._confinement(json.dumps(["score", *run, number])) for number in candidates},
+            together=self._confinement(json.dumps(["scores", *run, _digest(digests)]), calls=len(candidates)),
+        )
+        new, kept_at = dict[str, Mapping[int, float]](), time.monotonic()
         for client in self._spec.clients:
-            if client in there:
+            missing = [number for number in candidates if client not in there[number]]
+            if not missing:
                 continue
-            new[client] = self._score(client, run, candidate, config, confinement)
+            # One stream for all candidates: the same folds and rehearsal noise, so that scores differ by candidate.
+            make = partial(self.generator, client, "score", *run)
+            new[client] = rehearsal.scores(client, self._shards[self._place[client]], missing, make)
             if time.monotonic() - kept_at > _FLUSH_SECONDS:
-                self._journal.keep_scores(run, candidate, digest, new)
+                self._journal.keep_all_scores(run, digests, new)
                 new, kept_at = {}, time.monotonic()
         if new:
-            self._journal.keep_scores(run, candidate, digest, new)
+            self._journal.keep_all_scores(run, digests, new)
         return len(self._spec.clients)
 
     def forget(self, run: tuple[str, str]) -> None:
         """Drop the scores of a search that has ended."""
         self._journal.forget_scores(run)
-
-    def _score(
-        self, client: str, run: tuple[str, str], candidate: int, config: Mapping[str, Any], confinement: Confinement
-    ) -> float:
-        # One stream for all candidates: the same folds and rehearsal noise, so that scores differ by candidate alone.
-        records, rng = self._shards[self._place[client]], self.generator(client, "score", *run)
-        task = self._spec.task
-        score = confinement.run(client, lambda: float(task.fit_and_score(deepcopy(config), records, rng)))
-        return score if score is not None and np.isfinite(score) else float("nan")
 
     # what queries see
 
@@ -293,10 +296,11 @@ class Host:
         """What the clients run."""
         return self._spec.task
 
-    def _confinement(self, key: str, part: float = 1.0) -> Confinement:
-        """For calls that may take this part of a client's time limit each."""
-        limit = None if self._spec.limit is None else self._spec.limit * part
-        return Confinement(key, self._marker, self._journal.deaths(key), limit)
+    def _confinement(self, key: str, calls: float = 1.0) -> Confinement:
+        """For user code that may take the time of so many calls; one for several has one death, to be made singly then."""
+        limit = None if self._spec.limit is None else self._spec.limit * calls
+        patience = PATIENCE if calls <= 1 else 1
+        return Confinement(key, self._marker, self._journal.deaths(key), limit, patience)
 
 
 class _View:
@@ -331,6 +335,10 @@ def _loaded(spec: HostSpec) -> Stack:
             "loader at the site to see why: what it says stays there."
         ) from None
     return shards
+
+
+def _digest(public: Any) -> str:
+    return hashlib.sha256(json.dumps(public, sort_keys=True, default=repr).encode()).hexdigest()
 
 
 def _some(names: Sequence[str]) -> str:

@@ -120,8 +120,16 @@ class SiteFile:
 
     def keep_scores(self, run: tuple[str, str], candidate: int, config: str, scores: Mapping[str, float]) -> None:
         """Keep the scores of one candidate, in one transaction."""
+        self.keep_all_scores(run, {candidate: config}, {client: {candidate: score} for client, score in scores.items()})
+
+    def keep_all_scores(
+        self, run: tuple[str, str], configs: Mapping[int, str], scores: Mapping[str, Mapping[int, float]]
+    ) -> None:
+        """Keep scores of several candidates (`configs`: their digests) by client, in one transaction."""
         rows = [
-            (*run, candidate, client, config, None if math.isnan(score) else score) for client, score in scores.items()
+            (*run, candidate, client, configs[candidate], None if math.isnan(score) else score)
+            for client, each in scores.items()
+            for candidate, score in each.items()
         ]
         with self._transaction() as database:
             database.executemany("INSERT OR REPLACE INTO scores VALUES (?, ?, ?, ?, ?, ?)", rows)

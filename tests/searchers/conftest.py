@@ -34,6 +34,7 @@ class LocalCohort:
         self.evaluated = []
         self.sums = 0
         self.before_sum = lambda attempt: None
+        self.scores_together = False
 
     def handle(self):
         return self
@@ -44,10 +45,11 @@ class LocalCohort:
     def noise_for(self, mechanism, mu, regime):
         return mechanism.noise(mu, noisers=self.n_min if regime is Regime.DISTRIBUTED else 1)
 
-    def evaluate(self, run, candidate, config):
-        self.evaluated.append((run, candidate, config))
-        for client in self.clients:
-            self.scores.setdefault((run, client), {})[candidate] = self.judge(client, config)
+    def evaluate_all(self, run, candidates):
+        for candidate, config in candidates.items():
+            self.evaluated.append((run, candidate, config))
+            for client in self.clients:
+                self.scores.setdefault((run, client), {})[candidate] = self.judge(client, config)
         return len(self.clients)
 
     def forget(self, run):

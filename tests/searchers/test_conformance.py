@@ -39,14 +39,16 @@ class LikesPointTwo(ClientTask):
         return CANARY - abs(config["lr"] - 0.2) + config["model"]["width"]
 
 
-def search_with_clients(directory: Path, space: Mapping[str, Any] | None, **options: Any) -> DPHypeSearch:
+def search_with_clients(
+    directory: Path, space: Mapping[str, Any] | None, task: ClientTask | None = None, **options: Any
+) -> DPHypeSearch:
     ledger = Ledger(f"sqlite:///{directory / 'ledger.db'}")
     people = ledger.population("people", records_per_client=5)
     people.account("client", Budget(8.0, 1e-5))
     shards = {
         f"c{index:02d}": Records(np.full((5, 1), CANARY), np.zeros(5, dtype=np.int64)) for index in range(CLIENTS)
     }
-    cohort = Cohort(LikesPointTwo(), shards, actors=1, state_dir=directory / "sites", noise=NoiseSource(7))
+    cohort = Cohort(task or LikesPointTwo(), shards, actors=1, state_dir=directory / "sites", noise=NoiseSource(7))
     return DPHypeSearch(cohort, people.run("first"), budget=Budget(7.0, 1e-5), votes=1, space=space, **options)
 
 
@@ -61,6 +63,12 @@ class TestDPHypeSearch(SearcherConformance):
     def close(self, search: PrivateSearcher) -> None:
         assert isinstance(search, DPHypeSearch)
         search.cohort.close()
+
+
+@pytest.mark.slow
+class TestSeveralCandidatesATrial(TestDPHypeSearch):
+    def make_search(self, directory: Path, space: Mapping[str, Any] | None) -> PrivateSearcher:
+        return search_with_clients(directory, space, candidates_per_trial=2)
 
 
 @pytest.fixture
@@ -81,6 +89,31 @@ def test_a_plain_tuner_finds_what_the_clients_prefer_and_its_files_hold_no_score
 
     assert search.best_config == {"lr": 0.2, "model": {"width": 2}}
     assert [result.metrics["clients_answered"] for result in results] == [CLIENTS] * 6
+    assert leaks(tmp_path / "tune", CANARY) == []
+    assert [name for name in leaks(tmp_path, CANARY) if name.startswith("ledger")] == []
+
+
+class LikesPointTwoTogether(LikesPointTwo):
+    """Scores several candidates at once; a third of them makes that fail, and clients fall back."""
+
+    def fit_and_scores(self, configs, records, rng):
+        return np.array([self.fit_and_score(config, records, rng) for config in configs])
+
+
+def test_several_candidates_a_trial_leak_nothing_either_and_prefer_the_same(tmp_path, ray_local, leaks):
+    search = search_with_clients(tmp_path, SPACE, task=LikesPointTwoTogether())
+    within(
+        120,
+        lambda: tune.Tuner(
+            search.trainable(),
+            tune_config=search.tune_config(),
+            run_config=tune.RunConfig(storage_path=str(tmp_path / "tune"), verbose=0),
+        ).fit(),
+    )
+    search.cohort.close()
+
+    assert (search.candidates_per_trial, search.evaluations) == (6, 1)
+    assert search.best_config == {"lr": 0.2, "model": {"width": 2}}
     assert leaks(tmp_path / "tune", CANARY) == []
     assert [name for name in leaks(tmp_path, CANARY) if name.startswith("ledger")] == []
 
