@@ -43,13 +43,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Scale:
-    """Public facts a forecast needs: n clients, N records, d parameters, the largest client, the model's own error."""
+    """Public facts: n clients, N records, d parameters, the largest client, the model's own error, the smallest client."""
 
     clients: int
     records: int
     dimension: int
     largest_client: int
     relative_error: float = 0.0
+    smallest_client: int = 1
 
 
 @dataclass(frozen=True)

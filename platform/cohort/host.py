@@ -98,7 +98,7 @@ class Host:
     def __init__(self, spec: HostSpec, secure_sum: Trusted | None = None) -> None:
         self._spec, self._sum = spec, secure_sum or Trusted()
         self._shards = _loaded(spec)
-        self._journal = self.journal_type(Path(spec.folder) / "journal.db", spec.cap)
+        self._journal = self.journal_type(Path(spec.folder).expanduser() / "journal.db", spec.cap)
         self._marker = Marker(marker_path(spec))
         self._place = {client: index for index, client in enumerate(spec.clients)}
         seeds = self._journal.enrol(spec.clients)
@@ -297,7 +297,7 @@ class _View:
 
 def marker_path(spec: HostSpec) -> Path:
     """File of the host's marker (see `confine`)."""
-    return Path(spec.folder) / f"running-{spec.name}"
+    return Path(spec.folder).expanduser() / f"running-{spec.name}"
 
 
 def _loaded(spec: HostSpec) -> Stack:

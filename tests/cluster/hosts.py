@@ -6,9 +6,9 @@
     site-b ─┘
 
 A host is one process that holds Linux namespaces (network, processes, mounts, shared memory, name). Its home (at the
-same path on every host) and `/tmp/ray` are its own; the rest of the file system, so the code, is shared. When the process that holds a
-host is killed, the kernel kills everything that runs in it, daemons included, and its network is gone; it is killed
-when the test process ends, however that ends. Nothing is left in this machine's own namespaces at any time.
+same path on every host) and `/tmp/ray` are its own; the rest of the file system, so the code, is shared. When the
+process that holds a host is killed, the kernel kills everything that runs in it, daemons included, and its network is
+gone; it is killed when the test process ends, however that ends. Nothing is left in this machine's own namespaces at any time.
 
 `Network.cut` and `Network.mend` take a host's cable out and in; `Host.power_off` is a machine that loses power.
 """
@@ -30,7 +30,9 @@ from pathlib import Path
 
 PREFIX, BRIDGE = "10.77.0.", "dpray0"
 PYTHON = Path(sys.executable)
-_REAPS = "import os, time\nwhile True:\n    try:\n        os.wait()\n    except ChildProcessError:\n        time.sleep(0.1)"
+_REAPS = (
+    "import os, time\nwhile True:\n    try:\n        os.wait()\n    except ChildProcessError:\n        time.sleep(0.1)"
+)
 _DIES_WITH_US = ("setpriv", "--pdeathsig", "KILL")
 _APART = ("unshare", "--net", "--pid", "--mount", "--ipc", "--uts", "--fork", "--kill-child", "--mount-proc")
 _SETUP = """
@@ -56,7 +58,9 @@ def missing() -> str | None:
     wanted = [tool for tool in ("ip", "nsenter", "setpriv", "unshare") if shutil.which(tool) is None]
     if wanted:
         return f"not installed here: {', '.join(wanted)} (Debian: iproute2, util-linux)"
-    tried = subprocess.run([*_APART, "ip", "link", "add", BRIDGE, "type", "bridge"], capture_output=True, text=True)
+    tried = subprocess.run(
+        [*_APART, "ip", "link", "add", BRIDGE, "type", "bridge"], check=False, capture_output=True, text=True
+    )
     return f"namespaces may not be made here: {tried.stderr.strip()}" if tried.returncode else None
 
 
