@@ -4,11 +4,12 @@ Every fact is public: it is written in the recipe, or is a count, which is publi
 (`Ledger.population(declaration=…)`) and refuses another recipe that would make protected records public, or put other
 people behind a client's name.
 
-`data.folder` and `data.path` are not bound. They are places on a machine: the same file is found elsewhere, and another file may come to
-lie there. Nor can the records themselves be bound: a digest of them, kept with the public facts, would tell whoever
-guesses a record whether the guess is right. So two files of one data set and size under one name are charged as one
-population: for other people that is too much, never too little. Whoever reorders or edits the file of a population,
-however, may move its people between the protected and the public part: keep the file as it was at the first use.
+`data.folder` and `data.path` are not bound. They are places on a machine: the same file is found elsewhere, and another
+file may come to lie there. Nor can the records themselves be bound: a digest of them, kept with the public facts, would
+tell whoever guesses a record whether the guess is right. So two files of one data set and size under one name are
+charged as one population: for other people that is too much, never too little. Whoever reorders or edits the file of a
+population, however, may move its people between the protected and the public part: keep the file as it was at the first
+use.
 """
 
 from __future__ import annotations

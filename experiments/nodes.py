@@ -1,4 +1,4 @@
-"""Every node of a cluster runs what the driver runs: versions of Python, Ray, torch, NumPy, and this package's own code.
+"""Every node of a cluster runs what the driver runs: Python, Ray, torch, NumPy, and this package's own code.
 
 The same code on other versions of them may round differently, pickle differently, or draw other noise: a run on mixed
 nodes is refused before anything is spent. The package is told by a digest of its source, since a copy that a job ships

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Scale:
-    """Public facts: n clients, N records, d parameters, the largest client, the model's own error, the smallest client."""
+    """Public facts: n clients, N records, d parameters, largest client, the model's own error, smallest client."""
 
     clients: int
     records: int

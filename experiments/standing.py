@@ -139,6 +139,33 @@ def check_anchors(recipe: AnyRecipe, workspace: Path, anchors: Iterable[Head]) -
         )
 
 
+def check_tracked(recipe: AnyRecipe, workspace: Path, uri: str | None) -> None:
+    """Refuse a ledger that is an older copy of itself than the one whose runs MLflow shows.
+
+    A store that does not answer is not waited for: a run does not depend on it, and clients keep anchors of their own.
+
+    Raises:
+        LedgerTampered: with what is wrong and what to do.
+    """
+    ledger = None if uri is None else _opened(ledger_url(recipe, workspace))
+    if ledger is None or uri is None:
+        return
+    from dpray.platform.tracking import Unreachable, anchors
+
+    try:
+        heads = [Head(*found) for found in anchors(uri, recipe.tracking.experiment, ledger=ledger.identity)]
+        problems = ledger.verify(heads) if heads else ()
+    except Unreachable:
+        return
+    finally:
+        ledger.close()
+    if problems:
+        raise LedgerTampered(
+            f"MLflow at {shown(uri)} has seen more of the ledger {ledger.url} than it holds: "
+            f"{' '.join(problems[:_MOST_SHOWN])} {RESTORE}"
+        )
+
+
 RESTORE = (
     "What was released since is known to others, whether a ledger remembers it or not: restore a newer copy (`dpray "
     "ledger restore`). Without one these people's budget cannot be accounted for any more: stop releasing on them."

@@ -66,8 +66,8 @@ class Cohort:
         task: what clients run.
         shards: records by client (a pool), or a `Site` each.
         actors: number of pool actors, one CPU each; `auto`: one a CPU of the cluster. Sites have one each.
-        state_dir: folder for journals, on the machine of each host (`~/…`: in the home there). Keep it with the ledger: clients refuse an older
-            or another ledger than the one their journals have seen.
+        state_dir: folder for journals, on the machine of each host (`~/…`: in the home there). Keep it with the
+            ledger: clients refuse an older or another ledger than the one their journals have seen.
         noise: source of noise; None: the operating system's. A seeded one is for tests and NOT PRIVATE.
         quorum: fewest clients that must answer; None: all.
         colluders: clients that may pool what they know; their noise is not counted on. At least 1: whoever takes part

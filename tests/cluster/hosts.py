@@ -8,7 +8,7 @@
 A host is one process that holds Linux namespaces (network, processes, mounts, shared memory, name). Its home (at the
 same path on every host) and `/tmp/ray` are its own; the rest of the file system, so the code, is shared. When the
 process that holds a host is killed, the kernel kills everything that runs in it, daemons included, and its network is
-gone; it is killed when the test process ends, however that ends. Nothing is left in this machine's own namespaces at any time.
+gone; it is killed when the test process ends, however that ends. This machine's own namespaces are never touched.
 
 `Network.cut` and `Network.mend` take a host's cable out and in; `Host.power_off` is a machine that loses power.
 """

@@ -3,6 +3,7 @@
 from dpray.platform.privacy.ledger.account import Account
 from dpray.platform.privacy.ledger.attempt import Attempt, Release
 from dpray.platform.privacy.ledger.chain import Entry, Head
+from dpray.platform.privacy.ledger.copying import back_up, restore
 from dpray.platform.privacy.ledger.declaring import LARGEST_CLIENT
 from dpray.platform.privacy.ledger.errors import (
     BudgetConflict,
@@ -56,4 +57,6 @@ __all__ = [
     "Standing",
     "Statement",
     "ValuePruned",
+    "back_up",
+    "restore",
 ]
