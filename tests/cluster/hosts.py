@@ -35,6 +35,20 @@ _REAPS = (
 )
 _DIES_WITH_US = ("setpriv", "--pdeathsig", "KILL")
 _APART = ("unshare", "--net", "--pid", "--mount", "--ipc", "--uts", "--fork", "--kill-child", "--mount-proc")
+_SPY = """
+import select, socket, sys
+pattern, found, everything = bytes.fromhex(sys.argv[1]), 0, socket.htons(3)
+tap = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, everything)
+tap.setsockopt(socket.SOL_SOCKET, 33, 256 * 2**20)  # SO_RCVBUFFORCE
+print("listening", flush=True)
+while True:
+    ready, _, _ = select.select([tap, sys.stdin], [], [])
+    if tap in ready:
+        found += pattern in tap.recv(2**17)
+    elif sys.stdin in ready:
+        break
+print(found)
+"""
 _SETUP = """
 set -e
 hostname "$1"
@@ -171,6 +185,10 @@ class Host:
 
     def power_off(self) -> None:
         """Kill everything there at once; its files stay."""
+        with contextlib.suppress(OSError, RuntimeError, ProcessLookupError):
+            os.kill(self.init, signal.SIGKILL)  # it is gone only after everything else there is
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.holder.wait(30)
         self.holder.kill()
         self.holder.wait(30)
         for process in self.begun:
@@ -206,7 +224,7 @@ class Network:
         holder = subprocess.Popen(list(map(str, command)), start_new_session=True)
         host = Host(name, address, folder, holder, _environment(self.folder / "me"))
         self.hosts[name] = host
-        _wait(lambda: "os.wait" in _command_of(host), f"host {name}")
+        wait(lambda: "os.wait" in _command_of(host), f"host {name}")
         self._plug(host, f"p{number}")
         return host
 
@@ -225,6 +243,27 @@ class Network:
             path = f"/sys/class/net/p{number}/statistics/rx_bytes"
             found[name] = int(self._at_switch("sh", "-c", f"mount -t sysfs none /sys 2>/dev/null; cat {path}"))
         return found
+
+    @contextlib.contextmanager
+    def listening_in(self, pattern: bytes) -> Iterator[Callable[[], int]]:
+        """Counts the packets on the bridge that hold these bytes; to be called once, at the end."""
+        spy = subprocess.Popen(
+            ["nsenter", "-t", str(self._switch_pid), "-n", "--", str(PYTHON), "-c", _SPY, pattern.hex()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+        def found() -> int:
+            return int(spy.communicate("stop\n", timeout=60)[0].split()[-1])
+
+        try:
+            assert spy.stdout is not None
+            spy.stdout.readline()
+            yield found
+        finally:
+            spy.kill()
+            spy.wait(10)
 
     def close(self) -> None:
         """Switch everything off and remove its files."""
@@ -271,8 +310,8 @@ def network(names: Sequence[str]) -> Iterator[Network]:
     )
     found = Network(folder, made)
     try:
-        _wait(lambda: bool(found._switch_pid), "the switch")
-        _wait(lambda: os.readlink(f"/proc/{found._switch_pid}/ns/net") != os.readlink("/proc/self/ns/net"), "its net")
+        wait(lambda: bool(found._switch_pid), "the switch")
+        wait(lambda: os.readlink(f"/proc/{found._switch_pid}/ns/net") != os.readlink("/proc/self/ns/net"), "its net")
         found._at_switch("ip", "link", "add", BRIDGE, "type", "bridge")
         found._at_switch("ip", "link", "set", BRIDGE, "up")
         for name in names:
@@ -323,7 +362,12 @@ def _command_of(host: Host) -> str:
         return ""
 
 
-def _wait(ready: Callable[[], object], what: str, seconds: float = 20.0) -> None:
+def wait(ready: Callable[[], object], what: str, seconds: float = 30.0) -> None:
+    """Until it is ready.
+
+    Raises:
+        TimeoutError: it is not, in time.
+    """
     deadline = time.monotonic() + seconds
     while True:
         with contextlib.suppress(OSError, IndexError):

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pwd
 import secrets
 import shutil
-import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from hosts import PYTHON, Host, Network
+import yaml
+from hosts import PYTHON, Ended, Host, Network, wait
 
 GCS, DASHBOARD, MLFLOW, POSTGRES = 6379, 8265, 5000, 5432
 _STORE = 100 * 2**20
@@ -114,14 +117,76 @@ def start_mlflow(host: Host, store: str, *, address: str = "127.0.0.1") -> None:
     wait(lambda: host.run(PYTHON, "-c", probe, check=False).code == 0, "MLflow", 90)
 
 
-def wait(ready: Callable[[], object], what: str, seconds: float = 30.0) -> None:
-    """Until it is ready.
+@dataclass
+class Cluster:
+    """Three hosts with Ray, and the laptop from which jobs are submitted.
 
-    Raises:
-        TimeoutError: it is not, in time.
+    Attributes:
+        network: its hosts.
+        http: address of the job server, as the laptop reaches it.
     """
-    deadline = time.monotonic() + seconds
-    while not ready():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{what} did not come up within {seconds:g} s")
-        time.sleep(0.2)
+
+    network: Network
+    http: str
+    tracking: str = f"http://127.0.0.1:{MLFLOW}"
+
+    @property
+    def head(self) -> Host:
+        """The host that drives jobs."""
+        return self.network["head"]
+
+    @property
+    def laptop(self) -> Host:
+        """The host that is no node."""
+        return self.network["laptop"]
+
+    @property
+    def sites(self) -> list[Host]:
+        """The hosts that hold records."""
+        return [host for name, host in self.network.hosts.items() if name.startswith("site-")]
+
+    @property
+    def passfile(self) -> str:
+        """The database's password file, where the head, and whoever else drives, has it."""
+        return f"{self.head.environment['HOME']}/.dpray-password"
+
+    @property
+    def ledger(self) -> str:
+        """Address of the ledger in PostgreSQL."""
+        return f"postgresql://dpray@{self.head.address}/ledger?passfile={self.passfile}"
+
+    def start_books(self) -> None:
+        """PostgreSQL, and MLflow with a database there."""
+        secret = start_postgres(self.head).read_text()
+        for site in self.sites:
+            private(site.home / ".dpray-password", secret)
+        store = f"postgresql+psycopg://dpray@{self.head.address}/mlflow?passfile={self.passfile}"
+        start_mlflow(self.head, store)
+
+    def submit(self, recipe: Path | str, *options: object, check: bool = True, **more: Any) -> Ended:
+        """`dpray submit` on the laptop."""
+        places = ("--ledger", self.ledger, "--tracking", self.tracking)
+        return self.laptop.run(
+            "dpray", "submit", recipe, "--address", self.http, *places, *options, check=check, **more
+        )
+
+    def alone(self, recipe: Path, name: str) -> dict[str, Any]:
+        """The same recipe and name on one machine without a cluster: its outcome."""
+        workspace = self.laptop.home / "alone" / name
+        workspace.mkdir(parents=True)
+        inside = f"{self.laptop.environment['HOME']}/alone/{name}"
+        self.laptop.run(
+            "dpray", "run", recipe, "--name", name, "--workspace", inside, environment={"RAY_AUTH_MODE": "disabled"}
+        )
+        return outcome(workspace, name)
+
+    def recipe(self, document: Mapping[str, Any]) -> Path:
+        """Write a recipe where every host sees it."""
+        place = self.network.shared / f"{document['name']}.yaml"
+        place.write_text(yaml.safe_dump(dict(document), sort_keys=False))
+        return place
+
+
+def outcome(workspace: Path, name: str) -> dict[str, Any]:
+    """What came out of a run, but for what tells one ledger from another."""
+    return json.loads((workspace / "dpray-runs" / name / "outcome.json").read_text())

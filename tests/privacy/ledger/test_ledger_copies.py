@@ -47,7 +47,7 @@ def test_an_older_copy_is_refused_by_an_anchor_with_what_to_do(used, new_place, 
     other = new_place()
     with pytest.raises(LedgerTampered, match=r"an old copy was restored.*Restore a newer one.*release nothing more"):
         restore(tmp_path / "old.db", other.url, [anchor])
-    with pytest.raises(LedgerError, match="no ledger|There is no ledger"):
+    with pytest.raises(LedgerError, match="no ledger"):
         Ledger(other.url, create=False)
     back_up(used.url, tmp_path / "new.db")
     assert restore(tmp_path / "new.db", other.url, [anchor]) == anchor
