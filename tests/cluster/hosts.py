@@ -112,20 +112,26 @@ class Host:
         return self.folder / "home"
 
     def begin(
-        self, *command: object, environment: Mapping[str, str] | None = None, user: str | None = None, cwd: object = "~"
+        self,
+        *command: object,
+        environment: Mapping[str, str] | None = None,
+        user: str | None = None,
+        cwd: object = "~",
+        log: Path | None = None,
     ) -> subprocess.Popen[str]:
-        """Start a command there, in a process group that `end` ends as a whole."""
+        """Start a command there, in a process group that `end` ends as a whole; what it says goes to `log`."""
         folder = self.environment["HOME"] if cwd == "~" else str(cwd)
         given = {**self.environment, **(environment or {})}
         variables = [f"{name}={value}" for name, value in given.items()]
         inside = ["env", "-i", *variables, *map(str, command)]
         if user is not None:
             inside = ["setpriv", "--reuid", user, "--regid", user, "--init-groups", *inside]
+        output = subprocess.PIPE if log is None else log.open("a")
         process = subprocess.Popen(
             ["nsenter", "-t", str(self.init), "-n", "-p", "-m", "-i", "-u", f"--wdns={folder}", "--", *inside],
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
             text=True,
             start_new_session=True,
         )
@@ -352,6 +358,7 @@ def _environment(home: Path) -> dict[str, str]:
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
         "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
     }
 
 

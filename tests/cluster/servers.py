@@ -90,7 +90,7 @@ def start_postgres(host: Host, databases: tuple[str, ...] = ("ledger", "mlflow")
         rules.write("host all all samenet scram-sha-256\n")
     host.begin(
         binaries / "postgres", "-D", folder / "data", "-k", folder, "-c", f"listen_addresses={host.address}",
-        user="postgres", cwd="/",
+        user="postgres", cwd="/", log=host.folder / "postgres.log",
     )  # fmt: skip
     passfile = private(host.home / ".dpray-password", f"{host.address}:*:*:dpray:{password}\n")
     path = f"{host.environment['HOME']}/.dpray-password"
@@ -111,10 +111,10 @@ def start_mlflow(host: Host, store: str, *, address: str = "127.0.0.1") -> None:
     place.mkdir(exist_ok=True)
     host.begin(
         "mlflow", "server", "--host", address, "--port", MLFLOW, "--workers", 1, "--backend-store-uri", store,
-        "--artifacts-destination", f"{host.environment['HOME']}/mlflow",
+        "--artifacts-destination", f"{host.environment['HOME']}/mlflow", log=host.folder / "mlflow.log",
     )  # fmt: skip
     probe = f"import urllib.request as u; u.urlopen('http://{address}:{MLFLOW}/health', timeout=5)"
-    wait(lambda: host.run(PYTHON, "-c", probe, check=False).code == 0, "MLflow", 90)
+    wait(lambda: host.run(PYTHON, "-c", probe, check=False).code == 0, "MLflow", 240)
 
 
 @dataclass
