@@ -95,11 +95,14 @@ def run(
 ) -> None:
     """Carry a recipe out. The same name again goes on where it stopped, or shows what came out."""
     with refusing() as began:
-        from dpray.experiments import pipeline, places
+        from dpray.experiments import engine, pipeline, places
         from dpray.experiments.runs import find_recipe
 
         found, folder = places.placed(find_recipe(recipe), ledger, tracking), workspace.expanduser()
-        pipeline.run(found, name or found.name, folder, console=_console(), address=address, on_begin=began)
+        cluster = engine.cluster_of(address)
+        if cluster is not None:
+            found = places.of_cluster(found)
+        pipeline.run(found, name or found.name, folder, console=_console(), address=cluster, on_begin=began)
 
 
 @app.command()

@@ -14,14 +14,10 @@ Recipe = Annotated[str, typer.Argument(help="A recipe file, or the name of a shi
 Job = Annotated[str, typer.Argument(help="Name of a job, as `dpray submit` printed it.")]
 Server = Annotated[str, typer.Option(help="The cluster's job server: http://HEAD:8265.", envvar="DPRAY_ADDRESS")]
 LedgerPlace = Annotated[
-    str | None,
-    typer.Option(
-        help="Instead of the recipe's: sqlite:////PATH or postgresql://USER@HOST/NAME.", envvar="DPRAY_LEDGER"
-    ),
+    str | None, typer.Option(help="Instead of the recipe's: sqlite:////PATH or postgresql://USER@HOST/NAME.")
 ]
 TrackingPlace = Annotated[
-    str | None,
-    typer.Option(help="Instead of the recipe's: http://HOST:PORT of an MLflow server.", envvar="DPRAY_TRACKING"),
+    str | None, typer.Option(help="Instead of the recipe's: http://HOST:PORT of an MLflow server.")
 ]
 _LOCAL = "http://127.0.0.1:8265"
 

@@ -2,7 +2,7 @@
 
 | address | one machine | cluster |
 |---|---|---|
-| `sqlite:///relative.db` | in the workspace | refused: another file on every machine |
+| `sqlite:///relative.db` | in the workspace | the cluster's own: DPRAY_LEDGER, DPRAY_TRACKING where Ray started; or refused |
 | `sqlite:////absolute.db` | that file | that file on the head, for runs driven from there |
 | `postgresql://user@host/name?passfile=…` | the server | the server |
 | with a password in it | refused | refused: recipes are stored, shown and sent around |
@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 from typing import TypeVar
@@ -34,6 +35,17 @@ def placed(recipe: R, ledger: str | None, tracking: str | None) -> R:
     return recipe.model_copy(update=changes)
 
 
+def of_cluster(recipe: R) -> R:
+    """The recipe with relative files, which mean nothing on a cluster, replaced by the cluster's own places.
+
+    Whoever starts a cluster names them in the environment in which Ray starts on the head: jobs inherit it.
+    """
+    ledger, tracking = os.environ.get("DPRAY_LEDGER"), os.environ.get("DPRAY_TRACKING")
+    return placed(
+        recipe, ledger if _relative(recipe.ledger) else None, tracking if _relative(recipe.tracking.uri or "") else None
+    )
+
+
 def check(recipe: AnyRecipe, *, cluster: bool) -> None:
     """Refuse addresses with a password in them and, on a cluster, files that every machine has another one of.
 
@@ -41,10 +53,11 @@ def check(recipe: AnyRecipe, *, cluster: bool) -> None:
         RecipeError: with what to write instead.
     """
     problems = []
-    for key, option, url in (
-        ("ledger", "--ledger", recipe.ledger),
-        ("tracking.uri", "--tracking", recipe.tracking.uri),
-    ):
+    places = (
+        ("ledger", "--ledger", "DPRAY_LEDGER", recipe.ledger),
+        ("tracking.uri", "--tracking", "DPRAY_TRACKING", recipe.tracking.uri),
+    )
+    for key, option, variable, url in places:
         if url is None:
             continue
         if _password(url):
@@ -53,11 +66,11 @@ def check(recipe: AnyRecipe, *, cluster: bool) -> None:
                 "logged by Ray: leave it out, write it into a PostgreSQL password file of mode 0600 on the machine "
                 "that drives the run, and name that with `?passfile=/absolute/path` at the end of the address."
             )
-        elif cluster and url.startswith(SQLITE) and not url.removeprefix(SQLITE).startswith("/"):
+        elif cluster and _relative(url):
             problems.append(
                 f"`{key}` ({url}) is a relative path, which names another file on every machine of a cluster: give "
-                f"{option} (or the recipe) an absolute path on the head, {SQLITE}/absolute/path.db, or the address of "
-                "a server (postgresql://…" + (", http://…)." if key != "ledger" else ").")
+                f"{option}, the recipe, or {variable} where Ray starts on the head an absolute path there, "
+                f"{SQLITE}/absolute/path.db, or the address of a server."
             )
     if problems:
         raise RecipeError(*problems)
@@ -97,6 +110,10 @@ def check_driver(recipe: AnyRecipe) -> None:
             f"The ledger {recipe.ledger} is a file on the head, {head['NodeManagerAddress']}, and this process runs "
             "on another node: drive the run from the head (`dpray submit` does), or keep the ledger in PostgreSQL."
         )
+
+
+def _relative(url: str) -> bool:
+    return url.startswith(SQLITE) and not url.removeprefix(SQLITE).startswith("/")
 
 
 def _password(url: str) -> bool:
