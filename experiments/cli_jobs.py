@@ -5,6 +5,7 @@ The exit code of `dpray submit` and of `dpray logs --follow` is that of the run:
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Annotated
 
@@ -99,7 +100,7 @@ def register(app: typer.Typer) -> None:
         app.command()(command)
 
 
-def _refusing():  # type: ignore[no-untyped-def]
+def _refusing() -> AbstractContextManager[object]:
     from dpray.experiments.cli import refusing
 
     return refusing()

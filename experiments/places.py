@@ -62,7 +62,7 @@ def check(recipe: AnyRecipe, *, cluster: bool) -> None:
             continue
         if _password(url):
             problems.append(
-                f"`{key}` ({shown(url)}) holds a password, and recipes are stored with every run, shown in MLflow and "
+                f"`{key}` ({_without_secrets(url)}) holds a password, and recipes are stored with every run, shown in MLflow and "
                 "logged by Ray: leave it out, write it into a PostgreSQL password file of mode 0600 on the machine "
                 "that drives the run, and name that with `?passfile=/absolute/path` at the end of the address."
             )
@@ -110,6 +110,11 @@ def check_driver(recipe: AnyRecipe) -> None:
             f"The ledger {recipe.ledger} is a file on the head, {head['NodeManagerAddress']}, and this process runs "
             "on another node: drive the run from the head (`dpray submit` does), or keep the ledger in PostgreSQL."
         )
+
+
+def _without_secrets(url: str) -> str:
+    """The address as far as its path, without a password; what follows `?` may hold one too."""
+    return shown(url.partition("?")[0])
 
 
 def _relative(url: str) -> bool:

@@ -68,7 +68,8 @@ def ray_up(network: Network) -> Path:
 def tunnel(laptop: Host, head: Host) -> str:
     """The head's job server on loopback of the laptop, as `ray dashboard` brings it there; its address."""
     laptop.begin(
-        "ssh", "-N", "-o", "StrictHostKeyChecking=no", "-L", "8265:127.0.0.1:8265", f"{getpass.getuser()}@{head.address}",
+        "ssh", "-N", "-o", "StrictHostKeyChecking=no", "-L", "8265:127.0.0.1:8265",
+        f"{getpass.getuser()}@{head.address}",
         log=laptop.folder / "tunnel.log",
     )  # fmt: skip
     ask = "import socket; socket.create_connection(('127.0.0.1', 8265), timeout=5)"

@@ -33,7 +33,7 @@ def records(cluster):
     return cluster
 
 
-def at_sites(cluster, name, population, rounds=12):
+def at_sites(cluster, name, population, rounds=12, **sections):
     """A recipe whose records are at the sites, with test-only noise."""
     return cluster.recipe(
         {
@@ -55,6 +55,7 @@ def at_sites(cluster, name, population, rounds=12):
             },
             "training": {"algorithm": "dp_fedsofim", "rounds": rounds},
             "noise": {"seed": 1},
+            **sections,
         }
     )
 
@@ -90,7 +91,7 @@ def test_records_stay_at_their_sites_and_the_result_is_that_of_one_machine(recor
     assert "Winner" in done.stdout
     same(servers.outcome(cluster.head.home / "dpray", "sites"), cluster.alone(recipe, "sites"))
     for host in (cluster.head, *cluster.sites):
-        journals = [path.parent.name for path in (host.home / "dpray-sites").rglob("journal.db")]
+        journals = [path.parent.name for path in (host.home / "dpray-sites" / "patients").rglob("journal.db")]
         assert journals == ([host.name] if host.name in SITES else [])
         for path in (host.home / "dpray-sites").rglob("journal.db*"):
             assert path.stat().st_mode & 0o777 == 0o600
@@ -113,7 +114,7 @@ def test_a_record_on_the_network_would_have_been_heard(records, row):
 
 
 def test_a_run_goes_on_by_its_name_alone_on_another_node(records, row):
-    cluster, recipe = records, at_sites(records, "moved", "movers", rounds=150)
+    cluster, recipe = records, at_sites(records, "moved", "movers", rounds=150, tracking={"uri": None})
     shared, first, second = cluster.network.shared / "runs", *cluster.sites
     shared.mkdir()
     driver = first.begin(
@@ -122,6 +123,7 @@ def test_a_run_goes_on_by_its_name_alone_on_another_node(records, row):
     )  # fmt: skip
     rounds = shared / "dpray-runs" / "moved" / "training"
     servers.wait(lambda: list(rounds.glob("round-*")) or driver.poll() is not None, "the first round", 120)
+    assert driver.poll() is None, driver.communicate()
     end(driver)
     assert not (shared / "dpray-runs" / "moved" / "outcome.json").exists()
     done = second.run("dpray", "resume", "moved", "--workspace", shared, "--address", "auto")
