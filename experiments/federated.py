@@ -61,8 +61,8 @@ class Federated(Experiment):
         self.cohort = self.material.cohort(sites, self.expected)
         live.say("Starting Ray and the clients …", "dim")
         with ExitStack() as stack:
-            given = {"labels": at_sites.labels(self.recipe), "say": live.say}
-            stack.enter_context(engine.ray_running(address, self.recipe.cohort.actors, **given))
+            labels = at_sites.labels(self.recipe)
+            stack.enter_context(engine.ray_running(address, self.recipe.cohort.actors, labels=labels, say=live.say))
             if address is not None:
                 places.check_driver(self.recipe)
             with engine.hushed():

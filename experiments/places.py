@@ -2,7 +2,7 @@
 
 | address | one machine | cluster |
 |---|---|---|
-| `sqlite:///relative.db` | in the workspace | the cluster's own: DPRAY_LEDGER, DPRAY_TRACKING where Ray started; or refused |
+| `sqlite:///relative.db` | in the workspace | the cluster's own (`of_cluster`), or refused |
 | `sqlite:////absolute.db` | that file | that file on the head, for runs driven from there |
 | `postgresql://user@host/name?passfile=…` | the server | the server |
 | with a password in it | refused | refused: recipes are stored, shown and sent around |
@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
-from typing import TypeVar
 from urllib.parse import parse_qs, urlsplit
 
 from dpray.experiments.kinds import AnyRecipe
@@ -21,10 +20,8 @@ from dpray.experiments.reading import RecipeError
 from dpray.experiments.standing import SQLITE
 from dpray.platform.tracking.address import shown
 
-R = TypeVar("R", bound=AnyRecipe)
 
-
-def placed(recipe: R, ledger: str | None, tracking: str | None) -> R:
+def placed(recipe: AnyRecipe, ledger: str | None, tracking: str | None) -> AnyRecipe:
     """The recipe with its ledger and MLflow's store at these places; None leaves the recipe's own.
 
     A recipe that tracks nothing (`tracking.uri: null`) goes on tracking nothing.
@@ -35,7 +32,7 @@ def placed(recipe: R, ledger: str | None, tracking: str | None) -> R:
     return recipe.model_copy(update=changes)
 
 
-def of_cluster(recipe: R) -> R:
+def of_cluster(recipe: AnyRecipe) -> AnyRecipe:
     """The recipe with relative files, which mean nothing on a cluster, replaced by the cluster's own places.
 
     Whoever starts a cluster names them in the environment in which Ray starts on the head: jobs inherit it.
@@ -62,9 +59,9 @@ def check(recipe: AnyRecipe, *, cluster: bool) -> None:
             continue
         if _password(url):
             problems.append(
-                f"`{key}` ({_without_secrets(url)}) holds a password, and recipes are stored with every run, shown in MLflow and "
-                "logged by Ray: leave it out, write it into a PostgreSQL password file of mode 0600 on the machine "
-                "that drives the run, and name that with `?passfile=/absolute/path` at the end of the address."
+                f"`{key}` ({_without_secrets(url)}) holds a password, and recipes are stored with every run, shown in "
+                "MLflow and logged by Ray: leave it out, write it into a PostgreSQL password file of mode 0600 on the "
+                "machine that drives the run, and name that with `?passfile=/absolute/path` at the end of the address."
             )
         elif cluster and _relative(url):
             problems.append(

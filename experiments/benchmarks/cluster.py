@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -90,13 +91,13 @@ def rounds(address: str | None) -> dict[str, float]:
             one(0)
             for burst in range(_BURSTS):
                 first = 1 + burst * _ROUNDS
-                bursts.append(_seconds([lambda step=step: one(step) for step in range(first, first + _ROUNDS)]))
+                bursts.append(_seconds([partial(one, step) for step in range(first, first + _ROUNDS)]))
         ledger.close()
     return {"smallest": float(min(bursts)), "median": float(np.median(bursts))}
 
 
 def ledger(releases: int = 200) -> dict[str, float]:
-    """Milliseconds that the ledger adds to a release of 1000 coordinates, SQLite with full sync: median and smallest."""
+    """Milliseconds that the ledger adds to a release of 1000 coordinates, SQLite with full sync."""
     mechanism = ClippedSum(1.0, Unit.RECORD, 1000, 1000)
     value, inside = np.zeros(1000), list[float]()
     with tempfile.TemporaryDirectory(prefix="dpray-bench-") as folder:
@@ -163,11 +164,12 @@ def main() -> None:
         return
     if given.what == "submission" and given.address is None:
         parser.error("submission needs --address http://HEAD:8265")
-    found = {
-        "rounds": lambda: rounds(given.address),
-        "ledger": ledger,
-        "submission": lambda: submission(given.address, given.ledger, given.tracking),
-    }[given.what]()
+    if given.what == "rounds":
+        found = rounds(given.address)
+    elif given.what == "ledger":
+        found = ledger()
+    else:
+        found = submission(given.address, given.ledger, given.tracking)
     print(json.dumps(found))
     if given.save is not None:
         given.save.write_text(json.dumps(found))
