@@ -144,7 +144,7 @@ def _asking(address: str) -> Iterator[JobSubmissionClient]:
     import requests
     from ray.job_submission import JobSubmissionClient
 
-    logging.getLogger("ray").setLevel(logging.ERROR)  # it tells of every file it packs
+    logging.disable(logging.INFO)  # Ray tells of every file it packs
     try:
         yield JobSubmissionClient(address)
     except (ConnectionError, requests.exceptions.ConnectionError):
@@ -161,6 +161,8 @@ def _asking(address: str) -> Iterator[JobSubmissionClient]:
         if "404" in text:
             raise SubmitError(f"The job server at {address} knows no such job.") from None
         raise SubmitError(f"The job server at {address} refuses: {text}") from None
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 _REFUSED = (
