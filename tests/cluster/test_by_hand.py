@@ -79,6 +79,8 @@ def test_the_quickstart_gives_what_it_gives_on_one_machine(cluster, row):
     assert "ray 2." in nodes
     there, here = servers.outcome(cluster.head.home / "dpray", "quick"), cluster.alone(recipe, "quick")
     same(there, here)
+    told = cluster.head.run("dpray", "ledger", "verify", "--ledger", cluster.ledger, "--tracking", cluster.tracking)
+    assert "1 anchor," in told.stdout  # in PostgreSQL, and by MLflow's server, which has its store there too
     row("by hand", "quickstart over the network: accuracy, equal to one machine", f"{there['accuracy']:.4f}")
     row("by hand", "its seconds, submission to report", f"{seconds:.0f}")
 
