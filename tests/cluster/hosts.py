@@ -230,7 +230,7 @@ class Network:
         holder = subprocess.Popen(list(map(str, command)), start_new_session=True)
         host = Host(name, address, folder, holder, _environment(self.folder / "me"))
         self.hosts[name] = host
-        wait(lambda: "os.wait" in _command_of(host), f"host {name}")
+        wait(lambda: _command_of(host).startswith(str(PYTHON)), f"host {name}")  # the last thing its set-up does
         self._plug(host, f"p{number}")
         return host
 
