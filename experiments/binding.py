@@ -4,11 +4,12 @@ Every fact is public: it is written in the recipe, or is a count, which is publi
 (`Ledger.population(declaration=…)`) and refuses another recipe that would make protected records public, or put other
 people behind a client's name.
 
-`data.folder` is not bound. It is a place on one machine: the same file is found elsewhere, and another file may come to
-lie there. Nor can the records themselves be bound: a digest of them, kept with the public facts, would tell whoever
-guesses a record whether the guess is right. So two files of one data set and size under one name are charged as one
-population: for other people that is too much, never too little. Whoever reorders or edits the file of a population,
-however, may move its people between the protected and the public part: keep the file as it was at the first use.
+`data.folder` and `data.path` are not bound. They are places on a machine: the same file is found elsewhere, and another
+file may come to lie there. Nor can the records themselves be bound: a digest of them, kept with the public facts, would
+tell whoever guesses a record whether the guess is right. So two files of one data set and size under one name are
+charged as one population: for other people that is too much, never too little. Whoever reorders or edits the file of a
+population, however, may move its people between the protected and the public part: keep the file as it was at the first
+use.
 """
 
 from __future__ import annotations
@@ -25,6 +26,16 @@ if TYPE_CHECKING:
 def declaration(recipe: Recipe, scale: Scale) -> dict[str, Any]:
     """The facts by the recipe's own names; what has no effect (the seed of no drawing) is left out."""
     data, cohort = recipe.data, recipe.cohort
+    if cohort.sites is not None:
+        return {
+            "data": "at its sites",
+            "data.evaluation": "a file of its own",
+            "data.features": data.features,
+            "data.classes": data.classes,
+            "data.protected_records": scale.records,
+            **{f"cohort.sites.{site}": records for site, records in cohort.sites.items()},
+            LARGEST_CLIENT: scale.largest_client,
+        }
     drawn = {"data.evaluation.fraction": data.evaluation.fraction, "data.evaluation.seed": data.evaluation.seed}
     own = {"data.evaluation": "the data set's own test part"}
     return {

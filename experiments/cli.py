@@ -1,4 +1,4 @@
-"""The command line: `dpray plan|run|resume|report|ui` and `dpray ledger create|show|amend|verify`.
+"""The command line: `dpray plan|run|resume|report|ui`, and the commands of `cli_jobs` and `cli_ledger`.
 
 | exit code | meaning |
 |---|---|
@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dpray.experiments import cli_jobs
+from dpray.experiments.cli_jobs import LedgerPlace, TrackingPlace
 from dpray.experiments.cli_ledger import ledger_app
 
 if TYPE_CHECKING:
@@ -67,13 +69,19 @@ def about(
 
 
 @app.command()
-def plan(recipe: RecipeArgument, workspace: Workspace = Path()) -> None:
+def plan(
+    recipe: RecipeArgument,
+    workspace: Workspace = Path(),
+    ledger: LedgerPlace = None,
+    tracking: TrackingPlace = None,
+) -> None:
     """Say what a run would spend and how noisy it would be. Spends nothing, creates nothing; 2 if it does not fit."""
     with refusing():
-        from dpray.experiments import pipeline
+        from dpray.experiments import pipeline, places
         from dpray.experiments.runs import find_recipe
 
-        pipeline.foresee(find_recipe(recipe), workspace, console=_console())
+        found = places.placed(find_recipe(recipe), ledger, tracking)
+        pipeline.foresee(found, workspace.expanduser(), console=_console())
 
 
 @app.command()
@@ -82,14 +90,19 @@ def run(
     name: Annotated[str | None, typer.Option(help="Name of the run; by default the recipe's.")] = None,
     workspace: Workspace = Path(),
     address: Address = None,
+    ledger: LedgerPlace = None,
+    tracking: TrackingPlace = None,
 ) -> None:
     """Carry a recipe out. The same name again goes on where it stopped, or shows what came out."""
     with refusing() as began:
-        from dpray.experiments import pipeline
+        from dpray.experiments import engine, pipeline, places
         from dpray.experiments.runs import find_recipe
 
-        found = find_recipe(recipe)
-        pipeline.run(found, name or found.name, workspace, console=_console(), address=address, on_begin=began)
+        found, folder = places.placed(find_recipe(recipe), ledger, tracking), workspace.expanduser()
+        cluster = engine.cluster_of(address)
+        if cluster is not None:
+            found = places.of_cluster(found)
+        pipeline.run(found, name or found.name, folder, console=_console(), address=cluster, on_begin=began)
 
 
 @app.command()
@@ -99,8 +112,8 @@ def resume(run: RunArgument, workspace: Workspace = Path(), address: Address = N
         from dpray.experiments import pipeline
         from dpray.experiments.runs import RunDirectory
 
-        recipe = RunDirectory(workspace, run).recipe()
-        pipeline.run(recipe, run, workspace, console=_console(), address=address, on_begin=began)
+        recipe, folder = RunDirectory(workspace.expanduser(), run).recipe(), workspace.expanduser()
+        pipeline.run(recipe, run, folder, console=_console(), address=address, on_begin=began)
 
 
 @app.command()
@@ -110,7 +123,7 @@ def report(run: RunArgument, workspace: Workspace = Path()) -> None:
         from dpray.experiments import kinds
         from dpray.experiments.runs import RunDirectory
 
-        _console().print(kinds.drawn(RunDirectory(workspace, run).finished()))
+        _console().print(kinds.drawn(RunDirectory(workspace.expanduser(), run).finished()))
 
 
 @app.command()
@@ -126,6 +139,9 @@ def ui(
         from dpray.experiments import ui as pages
 
         pages.serve(uri, host, port)
+
+
+cli_jobs.register(app)
 
 
 def main() -> None:
@@ -196,6 +212,9 @@ _REFUSALS = (
     ("dpray.searchers.errors", "SpaceError"),
     ("dpray.trainers.checkpoints", "CheckpointConflict"),
     ("dpray.experiments.ui", "UiError"),
+    ("dpray.experiments.engine", "ClusterUnreachable"),
+    ("dpray.experiments.nodes", "NodesDiffer"),
+    ("dpray.experiments.submit", "SubmitError"),
 )
 
 

@@ -1,9 +1,10 @@
-"""`dpray ledger create|show|amend|verify`: the account, outside of any run."""
+"""`dpray ledger create|show|amend|verify|backup|restore`: the account, outside of any run."""
 
 from __future__ import annotations
 
 import math
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from dpray.platform.privacy import Budget
     from dpray.platform.privacy.ledger import Head, Ledger
 
-ledger_app = typer.Typer(help="The privacy accounts: create, show, amend, verify.", no_args_is_help=True)
+ledger_app = typer.Typer(help="The privacy accounts: create, show, amend, verify, back up.", no_args_is_help=True)
 
 Population = Annotated[str, typer.Argument(help="Name of the population: the people whose data it is.")]
 Url = Annotated[str, typer.Option("--ledger", help="sqlite:///PATH or postgresql://HOST/NAME.")]
@@ -99,13 +100,16 @@ def amend(
             typer.echo(f"Population {population}, unit {account.unit}: {account.budget}, claim {claims}.")
 
 
+Anchor = Annotated[list[str] | None, typer.Option(help="A head kept elsewhere, SEQUENCE:DIGEST; repeat for several.")]
+Tracking = Annotated[str | None, typer.Option(help="MLflow's store, whose anchors are used too.")]
+Experiment = Annotated[str, typer.Option(help="MLflow's experiment with this ledger's runs.")]
+
+
 @ledger_app.command()
 def verify(
-    anchor: Annotated[
-        list[str] | None, typer.Option(help="A head kept elsewhere, SEQUENCE:DIGEST; repeat for several.")
-    ] = None,
-    tracking: Annotated[str | None, typer.Option(help="MLflow's store, whose anchors are used too.")] = None,
-    experiment: Annotated[str, typer.Option(help="MLflow's experiment with this ledger's runs.")] = "dpray",
+    anchor: Anchor = None,
+    tracking: Tracking = None,
+    experiment: Experiment = "dpray",
     ledger: Url = _DEFAULT,
 ) -> None:
     """Check the whole ledger for damage, tampering and a restored old copy."""
@@ -121,6 +125,42 @@ def verify(
         typer.echo(f"The ledger is whole: {head.sequence} entries, {checked}, head {head.sequence}:{head.digest}.")
         if not heads:
             typer.echo("Whether it is an older copy was not checked: give --tracking, MLflow's store, or an --anchor.")
+
+
+@ledger_app.command()
+def backup(
+    place: Annotated[Path, typer.Argument(help="File to make; it must not be there yet.")], ledger: Url = _DEFAULT
+) -> None:
+    """Copy the whole ledger into a file, while it may be in use."""
+    with _refusing():
+        from dpray.platform.privacy.ledger import back_up
+
+        head = back_up(ledger, place)
+        typer.echo(f"{place} is the ledger up to entry {head.sequence}. Keep it on another machine, with the clients'")
+        typer.echo(f"journals untouched. Head {head.sequence}:{head.digest}.")
+
+
+@ledger_app.command()
+def restore(
+    backup: Annotated[Path, typer.Argument(help="File that `dpray ledger backup` made.")],
+    anchor: Anchor = None,
+    tracking: Tracking = None,
+    experiment: Experiment = "dpray",
+    ledger: Url = _DEFAULT,
+) -> None:
+    """Make a ledger of a backup, where there is none; one older than its anchors is refused."""
+    with _refusing():
+        from dpray.platform.privacy.ledger import restore as put_back
+
+        heads = [_head(text) for text in anchor or []]
+        if tracking:
+            with _open(f"sqlite:///{backup.expanduser().absolute()}") as book:
+                heads += _anchors(tracking, experiment, book)
+        head = put_back(backup, ledger, heads)
+        typer.echo(f"The ledger ends at entry {head.sequence}; {len(heads)} anchors were asked.")
+        if not heads:
+            typer.echo("Whether it is an older copy was not checked: give --tracking, MLflow's store, or an --anchor.")
+            typer.echo("If it is, what was spent since is missing from it: clients that know more refuse to answer.")
 
 
 @contextmanager
@@ -184,9 +224,10 @@ def _anchors(uri: str, experiment: str, book: Ledger) -> list[Head]:
 
     runs = [name for population in book.populations() for name in population.runs()]
     try:
-        return [Head(*found) for found in anchors(uri, experiment, runs)]
+        found = {*anchors(uri, experiment, runs), *anchors(uri, experiment, ledger=book.identity)}
     except Unreachable as error:
         raise _refusal(f"{error} Leave out --tracking to verify without its anchors.") from None
+    return [Head(*each) for each in sorted(found)]
 
 
 def _refusal(text: str) -> Exception:

@@ -7,7 +7,7 @@ import os
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 _QUIET = {
@@ -16,7 +16,7 @@ _QUIET = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
 }
-_ALONE = {"RAY_AUTH_MODE": "disabled"}
+_AUTHENTICATION = "RAY_AUTH_MODE"
 _STORE_BYTES = 512 * 1024**2
 
 
@@ -43,21 +43,45 @@ def hushed() -> Iterator[None]:
 
 
 def prepare(address: str | None) -> None:
-    """Set what Ray reads from the environment when it is imported; call it before anything imports Ray."""
-    for name, value in (_QUIET if address is not None else {**_QUIET, **_ALONE}).items():
+    """Set what Ray reads from the environment when it is imported; call it before anything imports Ray.
+
+    A cluster is asked with its token, Ray alone on this machine without one; RAY_AUTH_MODE, where it is set, decides.
+    """
+    mode = "disabled" if address is None else "token"
+    for name, value in {**_QUIET, _AUTHENTICATION: mode}.items():
         os.environ.setdefault(name, value)
 
 
+def cluster_of(address: str | None) -> str | None:
+    """The cluster to use: the one that is named, or the one that runs this process as a job; None without either."""
+    if address is None and "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ:
+        return "auto"
+    return address
+
+
 @contextmanager
-def ray_running(address: str | None, actors: int | str) -> Iterator[None]:
+def ray_running(
+    address: str | None,
+    actors: int | str,
+    *,
+    labels: Mapping[str, float] | None = None,
+    say: Callable[[str], object] = lambda line: None,
+) -> Iterator[None]:
     """Ray within the block. One that runs already is used and left running.
 
     Args:
         address: of a cluster; None starts Ray on this machine, on loopback, without a dashboard.
         actors: hosts the cohort asks for, or "auto"; this machine then offers at least as many CPUs.
+        labels: resources this machine offers where it is alone: of sites that it simulates.
+        say: is told the versions on every node of a cluster.
+
+    Raises:
+        NodesDiffer: a node of the cluster runs other versions than this process.
+        ClusterUnreachable: no cluster answers at the address, or it refuses the token.
     """
     import ray
 
+    from dpray.experiments import nodes
     from dpray.platform import local_ray
 
     if ray.is_initialized():
@@ -70,12 +94,31 @@ def ray_running(address: str | None, actors: int | str) -> Iterator[None]:
             local_ray.start_alone(
                 num_cpus=max(cpus, actors) if isinstance(actors, int) else cpus,
                 num_gpus=0,
+                resources=dict(labels or {}),
                 object_store_memory=_STORE_BYTES,
                 logging_level=logging.ERROR,
             )
         else:
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+            _join(address)
     try:
+        if address is not None:
+            nodes.check(say)
         yield
     finally:
         ray.shutdown()
+
+
+def _join(address: str) -> None:
+    import ray
+
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, RuntimeError, ray.exceptions.RayError) as error:
+        raise ClusterUnreachable(
+            f"The Ray cluster at {address!r} cannot be joined: {error}\nA cluster is joined from one of its own nodes, "
+            "with its token (RAY_AUTH_MODE=token and ~/.ray/auth_token); from elsewhere, use `dpray submit`."
+        ) from None
+
+
+class ClusterUnreachable(Exception):  # noqa: N818 - an outcome that callers handle
+    """No cluster answers at an address, or it refuses this process."""

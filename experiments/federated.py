@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dpray.experiments import engine, material, report_plan, standing
+from dpray.experiments import at_sites, engine, material, places, report_plan, standing
 from dpray.experiments.job import Job
 from dpray.experiments.kinds import Begun, Experiment
 from dpray.experiments.live import Live
@@ -58,10 +58,15 @@ class Federated(Experiment):
     @contextmanager
     def running(self, workspace: Path, address: str | None, live: Live) -> Iterator[None]:
         """Ray and the clients, who know which ledger they have seen."""
-        self.cohort = self.material.cohort(workspace, self.expected)
+        # On a cluster clients live on other machines, each with journals of its own.
+        sites = Path("~/dpray-sites") if address is not None else workspace / "dpray-sites"
+        self.cohort = self.material.cohort(sites, self.expected)
         live.say("Starting Ray and the clients …", "dim")
         with ExitStack() as stack:
-            stack.enter_context(engine.ray_running(address, self.recipe.cohort.actors))
+            labels = at_sites.labels(self.recipe)
+            stack.enter_context(engine.ray_running(address, self.recipe.cohort.actors, labels=labels, say=live.say))
+            if address is not None:
+                places.check_driver(self.recipe)
             with engine.hushed():
                 stack.enter_context(self.cohort)
             standing.check_anchors(self.recipe, workspace, self.cohort.anchors())

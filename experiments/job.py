@@ -71,7 +71,7 @@ class Job:
                 f"{lost} The run {run.name} is over, and what its training had set aside is free again. To vote "
                 "again, give the recipe to `dpray run` with another `--name`: that is charged anew."
             ) from None
-        self.begun.showing.root.anchor(self.begun.ledger.head())
+        self.begun.showing.root.anchor(self.begun.ledger.head(), self.begun.ledger.identity)
         self.begun.live.say(f"Winner: {report.settings(search.best_config)}")
         return search
 

@@ -23,7 +23,7 @@ from dpray.platform.privacy.mechanisms import Regime, Unit
 from dpray.platform.privacy.noise import NoiseSource
 
 if TYPE_CHECKING:
-    from dpray.platform.cohort import Cohort, Records
+    from dpray.platform.cohort import Cohort, Records, Site
     from dpray.platform.datasets import Dataset
     from dpray.trainers.base import FederatedTrainer
     from dpray.trainers.models import LinearHead
@@ -36,7 +36,7 @@ class Material:
 
     Attributes:
         recipe: what to do.
-        shards: records by client.
+        shards: records by client; or, by client, the site that has them.
         evaluation: records declared public.
         model: what is trained.
         chance: share of the evaluation set's most frequent class.
@@ -44,7 +44,7 @@ class Material:
     """
 
     recipe: Recipe
-    shards: Mapping[str, Records]
+    shards: Mapping[str, Records] | Mapping[str, Site]
     evaluation: Records
     model: LinearHead
     chance: float
@@ -61,8 +61,12 @@ class Material:
 
         return trainer_named(self.recipe.training.algorithm)
 
-    def cohort(self, workspace: Path, expected: Forecast) -> Cohort:
+    def cohort(self, sites: Path, expected: Forecast) -> Cohort:
         """The clients; with a search, they rehearse the training that will really follow.
+
+        Args:
+            sites: folder of the clients' journals on every machine that hosts some; `~` is that machine's.
+            expected: what the run was planned as.
 
         Raises:
             CohortError: clients without records, fewer than the quorum.
@@ -83,7 +87,7 @@ class Material:
                 records=self.scale.records,
                 n_min=given.n_min,
                 unit=Unit(training.unit),
-                smallest=min(len(shard) for shard in self.shards.values()),
+                smallest=self.scale.smallest_client,
                 folds=search.folds,
                 score=search.score,
             )
@@ -92,7 +96,7 @@ class Material:
             task,
             self.shards,
             actors=given.actors if isinstance(given.actors, int) else "auto",
-            state_dir=workspace / "dpray-sites" / self.recipe.population.name,
+            state_dir=sites / self.recipe.population.name,
             noise=NoiseSource(self.recipe.noise.seed),
             quorum=given.quorum,
             colluders=given.colluders,
@@ -119,6 +123,8 @@ def load(recipe: Recipe, workspace: Path) -> Material:
     from dpray.platform.cohort import Records, partition
     from dpray.trainers import LinearHead
 
+    if recipe.data.dataset is None:
+        return _at_sites(recipe, workspace)
     folder = recipe.data.folder
     data = datasets.load(recipe.data.dataset, None if folder is None else workspace / Path(folder).expanduser())
     if not data.classes:
@@ -132,10 +138,39 @@ def load(recipe: Recipe, workspace: Path) -> Material:
     shards = {
         f"client-{index:0{width}d}": Records(protected.x[part], protected.y[part]) for index, part in enumerate(parts)
     }
-    _check_largest(recipe, shards)
-    model = LinearHead(data.features, len(data.classes))
-    largest = max(len(shard) for shard in shards.values())
-    scale = Scale(len(shards), len(protected), model.dimension, largest, model.relative_error, data.features)
+    counts = {client: len(shard) for client, shard in shards.items()}
+    return _material(recipe, shards, counts, evaluation, LinearHead(data.features, len(data.classes)))
+
+
+def _at_sites(recipe: Recipe, workspace: Path) -> Material:
+    """The same of records that stay at their sites; no file of a site is opened."""
+    from dpray.experiments import at_sites
+    from dpray.trainers import LinearHead
+
+    shards = at_sites.sites(recipe)
+    counts = {client: site.records for client, site in shards.items()}
+    model = LinearHead(int(recipe.data.features or 0), int(recipe.data.classes or 0))
+    return _material(recipe, shards, counts, at_sites.evaluation(recipe, workspace), model)
+
+
+def _material(
+    recipe: Recipe,
+    shards: Mapping[str, Records] | Mapping[str, Site],
+    counts: Mapping[str, int],
+    evaluation: Records,
+    model: LinearHead,
+) -> Material:
+    _check_largest(recipe, counts)
+    sizes = counts.values()
+    scale = Scale(
+        clients=len(counts),
+        records=sum(sizes),
+        dimension=model.dimension,
+        largest_client=max(sizes),
+        relative_error=model.relative_error,
+        features=model.features,
+        smallest_client=min(sizes),
+    )
     chance = float(np.bincount(evaluation.y).max() / len(evaluation))
     return Material(recipe, shards, evaluation, model, chance, scale)
 
@@ -153,13 +188,13 @@ def _split(data: Dataset, evaluation: Evaluation) -> tuple[Records, Records]:
     return Records(x[protected], y[protected]), Records(x[public], y[public])
 
 
-def _check_largest(recipe: Recipe, shards: Mapping[str, Records]) -> None:
+def _check_largest(recipe: Recipe, counts: Mapping[str, int]) -> None:
     declared = recipe.population.records_per_client
     if declared is None:
         return
-    for client, shard in shards.items():
-        if len(shard) > declared:
+    for client, records in counts.items():
+        if records > declared:
             raise RecipeError(
                 f"`population.records_per_client` declares at most {declared} records a client, and {client} would "
-                f"hold {len(shard)}; declare more, or split the data otherwise."
+                f"hold {records}; declare more, or split the data otherwise."
             )

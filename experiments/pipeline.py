@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dpray.experiments import engine, kinds, report, report_plan, standing
+from dpray.experiments import engine, kinds, places, report, report_plan, standing
 from dpray.experiments.kinds import AnyOutcome, AnyRecipe, Begun, Experiment
 from dpray.experiments.live import Live
 from dpray.experiments.runs import RunDirectory
@@ -32,6 +32,7 @@ def foresee(recipe: AnyRecipe, workspace: Path, *, console: Console) -> Experime
         RecipeError, LedgerError and their like: what a run would be refused for; a plan that does not fit is printed
             before it is refused.
     """
+    places.check(recipe, cluster=False)
     experiment = kinds.load(recipe, workspace)
     before = standing.look(recipe, workspace, experiment.expected, fits=False)
     console.print(experiment.forecast(before))
@@ -55,13 +56,16 @@ def run(
         name: of the run.
         workspace: folder for the run's files, and of the ledger and MLflow's store where their paths are relative.
         console: where progress and report go.
-        address: of a Ray cluster; None starts Ray on this machine.
+        address: of a Ray cluster; None: the one this process is a job of, else Ray is started on this machine.
         on_begin: called with the name once the plan is set aside and the run can be resumed.
 
     Raises:
         RecipeError, LedgerError and their like: before `on_begin` nothing was spent or written.
     """
+    address = engine.cluster_of(address)
     engine.prepare(address)
+    places.check(recipe, cluster=address is not None)
+    places.check_password_files(recipe)
     files = RunDirectory(workspace, name)
     if files.exists:
         files.require_same(recipe)
@@ -75,6 +79,7 @@ def run(
     experiment = kinds.load(recipe, workspace)
     standing.look(recipe, workspace, experiment.expected, run=name)
     uri = checked_uri(recipe, workspace, cluster=address is not None)
+    standing.check_tracked(recipe, workspace, uri)
     stamps = report_plan.stamped(recipe)
     live = Live(console)
     _announce(live, name, experiment, stamps)
@@ -85,7 +90,7 @@ def run(
         files.begin(recipe)
         on_begin(name)
         showing = stack.enter_context(Showing(recipe, files, uri, resumed=resumed, stamps=stamps))
-        showing.root.anchor(ledger.head())
+        showing.root.anchor(ledger.head(), ledger.identity)
         outcome = experiment.carry_out(Begun(files, account, ledger_run, ledger, showing, live))
         files.save(outcome)
         delivered = showing.finish()

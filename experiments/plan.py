@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 class Scale:
     """Public facts a forecast needs.
 
-    n clients, N records, d parameters, the largest client, the model's own error, features of a record.
+    n clients, N records, d parameters, largest client, the model's own error, features of a record, smallest client.
     """
 
     clients: int
@@ -57,6 +57,7 @@ class Scale:
     largest_client: int
     relative_error: float = 0.0
     features: int = 0
+    smallest_client: int = 1
 
 
 @dataclass(frozen=True)

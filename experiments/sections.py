@@ -129,19 +129,68 @@ class Evaluation(Section):
     """A part of the data set declared public, taken out before anything private happens: it is scored without noise.
 
     Without a fraction it is the data set's own test part; with one, that part of all records, drawn by a public seed.
+    Where the protected records are at sites, it is a file of its own (`path`), beside the driver.
     """
 
     public: Literal[True]
     fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
     seed: Seed = 0
+    path: str | None = None
 
 
 class Data(Section):
-    """The data set by name, or by name and folder."""
+    """A data set by name (and folder), dealt to simulated clients; or a path that each site reads on its own machine.
 
-    dataset: Name
+    `{site}` in a path stands for the site's name. The number of features and of classes are public by declaration.
+    """
+
+    dataset: Name | None = None
     folder: str | None = None
+    path: str | None = None
+    features: Whole | None = None
+    classes: Annotated[int, Field(ge=2)] | None = None
     evaluation: Evaluation
+
+    @model_validator(mode="after")
+    def _comes_from_one_place(self) -> Self:
+        if self.path is None:
+            self._is_a_data_set()
+        else:
+            self._is_at_sites(self.path)
+        return self
+
+    def _is_a_data_set(self) -> None:
+        if self.dataset is None:
+            raise ValueError(
+                "`data.dataset` is missing: name a data set, or give `data.path`, which each site of `cohort.sites` "
+                "reads on its own machine."
+            )
+        for key, given in (("features", self.features), ("classes", self.classes)):
+            if given is not None:
+                raise ValueError(f"`data.{key}` is declared of files at sites (`data.path`); a data set has its own.")
+        if self.evaluation.path is not None:
+            raise ValueError(
+                "`data.evaluation.path` belongs to records at sites (`data.path`); the public part of a data set is "
+                "its own test part, or a `fraction`."
+            )
+
+    def _is_at_sites(self, path: str) -> None:
+        for key, given in (("dataset", self.dataset), ("folder", self.folder)):
+            if given is not None:
+                raise ValueError(f"`data.{key}` cannot stand beside `data.path`: records come from one place.")
+        for key, missing in (("features", self.features), ("classes", self.classes)):
+            if missing is None:
+                raise ValueError(f"`data.{key}` is missing: nobody looks into the sites' files to find out.")
+        if self.evaluation.path is None or self.evaluation.fraction is not None:
+            raise ValueError(
+                "`data.evaluation` of records at sites is a file of its own, declared public: give its `path`, and no "
+                "`fraction`."
+            )
+        if not path.startswith(("/", "~/")):
+            raise ValueError(
+                f"`data.path` is read on every site's machine, where {path!r} is relative to nothing; let it start "
+                "with / or ~/."
+            )
 
 
 class Partition(Section):
@@ -181,9 +230,14 @@ class Cap(Section):
 
 
 class Cohort(Section):
-    """The clients, how many must answer, and how many may collude."""
+    """The clients, how many must answer, and how many may collude; with `sites`, where each one is.
+
+    A site is a client on a machine of its own: the node with the Ray resource `site:NAME`. With it stands the number of
+    records it declares, which is public.
+    """
 
     clients: Whole
+    sites: dict[Name, Whole] | None = None
     partition: Partition = Partition()
     actors: int | str = "auto"
     quorum: Whole | None = None
@@ -200,6 +254,27 @@ class Cohort(Section):
                 f"`cohort.actors` must be `auto` or a whole number of at least 1, and {describe(given)} was given."
             )
         return given
+
+    @model_validator(mode="before")
+    @classmethod
+    def _counts_its_sites(cls, given: Any) -> Any:
+        sites = given.get("sites") if isinstance(given, Mapping) else None
+        return {"clients": len(sites), **given} if isinstance(sites, Mapping) and sites else given
+
+    @model_validator(mode="after")
+    def _has_its_sites(self) -> Self:
+        if self.sites is None:
+            return self
+        if len(self.sites) != self.clients:
+            raise ValueError(
+                f"`cohort.clients` is {self.clients}, and `cohort.sites` names {len(self.sites)}: leave out the first."
+            )
+        if self.partition != Partition() or self.actors != "auto":
+            raise ValueError(
+                "`cohort.partition` and `cohort.actors` deal records to simulated clients; sites hold their own, on "
+                "an actor each. Delete them."
+            )
+        return self
 
     @model_validator(mode="after")
     def _can_reach_its_quorum(self) -> Self:

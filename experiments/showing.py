@@ -111,7 +111,7 @@ class Showing:
         self.root.statement(statement, report.statement_text(statement.as_dict()))
         self.root.tags({"trust": "; ".join(statement.trust)})
         self.root.stamps(statement.stamps)
-        self.root.anchor(ledger.head())
+        self.root.anchor(ledger.head(), ledger.identity)
 
     def finish(self) -> bool:
         """End the run; returns whether MLflow has everything."""

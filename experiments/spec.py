@@ -138,6 +138,15 @@ class Recipe(Document):
         return self
 
     @model_validator(mode="after")
+    def _knows_where_records_are(self) -> Self:
+        if (self.data.path is None) != (self.cohort.sites is None):
+            raise ValueError(
+                "`data.path` and `cohort.sites` belong together: each site reads the path on its own machine. Give "
+                "both, or `data.dataset` and `cohort.clients` for a simulation."
+            )
+        return self
+
+    @model_validator(mode="after")
     def _shares_fit_the_parts(self) -> Self:
         if self.search is None and self.shares.search > 0:
             raise ValueError(

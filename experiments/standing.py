@@ -20,13 +20,15 @@ from dpray.platform.privacy.ledger import (
     Head,
     Ledger,
     LedgerError,
+    LedgerMissing,
     LedgerTampered,
     Population,
 )
 from dpray.platform.privacy.ledger.composing import GDP
 from dpray.platform.privacy.mechanisms import Unit
+from dpray.platform.tracking.address import shown
 
-_SQLITE = "sqlite:///"
+SQLITE = "sqlite:///"
 _MOST_SHOWN = 3
 
 
@@ -51,10 +53,10 @@ def ledger_url(recipe: AnyRecipe, workspace: Path) -> str:
 
 def in_workspace(url: str, workspace: Path) -> str:
     """A relative SQLite path taken from the workspace; any other address as it is."""
-    path = Path(url.removeprefix(_SQLITE)).expanduser()
-    if not url.startswith(_SQLITE) or not path.name or path.name == ":memory:" or path.is_absolute():
+    path = Path(url.removeprefix(SQLITE)).expanduser()
+    if not url.startswith(SQLITE) or not path.name or path.name == ":memory:" or path.is_absolute():
         return url
-    return _SQLITE + str((workspace / path).absolute())
+    return SQLITE + str((workspace / path).absolute())
 
 
 def look(
@@ -93,11 +95,10 @@ def existing(recipe: AnyRecipe, workspace: Path) -> Iterator[Population | None]:
     Raises:
         LedgerTampered: the ledger is not what was written.
     """
-    url = ledger_url(recipe, workspace)
-    if url.startswith(_SQLITE) and not Path(url.removeprefix(_SQLITE)).exists():
+    ledger = _opened(ledger_url(recipe, workspace))
+    if ledger is None:
         yield None
         return
-    ledger = Ledger(url, create=False)
     try:
         problems = ledger.verify()
         if problems:
@@ -118,22 +119,66 @@ def check_anchors(recipe: AnyRecipe, workspace: Path, anchors: Iterable[Head]) -
         LedgerTampered: with what is wrong.
     """
     heads = tuple(anchors)
+    if not heads:
+        return
     url = ledger_url(recipe, workspace)
-    missing = url.startswith(_SQLITE) and not Path(url.removeprefix(_SQLITE)).exists()
-    if heads and missing:
+    ledger = _opened(url)
+    if ledger is None:
         raise LedgerTampered(
             f"The clients of population {recipe.population.name!r} have seen a ledger with "
-            f"{max(head.sequence for head in heads)} entries, and there is none at {url}. What was spent on them is "
-            "spent: restore the ledger. If these are other people, give them a population of their own name."
+            f"{max(head.sequence for head in heads)} entries, and there is none at {shown(url)}. What was spent on "
+            "them is spent: restore the ledger. If these are other people, give them a population of their own name."
         )
-    if heads:
-        ledger = Ledger(url, create=False)
-        try:
-            problems = ledger.verify(heads)
-        finally:
-            ledger.close()
-        if problems:
-            raise LedgerTampered(f"The ledger is not the one the clients have seen: {' '.join(problems[:_MOST_SHOWN])}")
+    try:
+        problems = ledger.verify(heads)
+    finally:
+        ledger.close()
+    if problems:
+        raise LedgerTampered(
+            f"The ledger is not the one the clients have seen: {' '.join(problems[:_MOST_SHOWN])} {RESTORE}"
+        )
+
+
+def check_tracked(recipe: AnyRecipe, workspace: Path, uri: str | None) -> None:
+    """Refuse a ledger that is an older copy of itself than the one whose runs MLflow shows.
+
+    A store that does not answer is not waited for: a run does not depend on it, and clients keep anchors of their own.
+
+    Raises:
+        LedgerTampered: with what is wrong and what to do.
+    """
+    ledger = None if uri is None else _opened(ledger_url(recipe, workspace))
+    if ledger is None or uri is None:
+        return
+    from dpray.platform.tracking import Unreachable, anchors
+
+    try:
+        heads = [Head(*found) for found in anchors(uri, recipe.tracking.experiment, ledger=ledger.identity)]
+        problems = ledger.verify(heads) if heads else ()
+    except Unreachable:
+        return
+    finally:
+        ledger.close()
+    if problems:
+        raise LedgerTampered(
+            f"MLflow at {shown(uri)} has seen more of the ledger {ledger.url} than it holds: "
+            f"{' '.join(problems[:_MOST_SHOWN])} {RESTORE}"
+        )
+
+
+RESTORE = (
+    "What was released since is known to others, whether a ledger remembers it or not: restore a newer copy (`dpray "
+    "ledger restore`). Without one these people's budget cannot be accounted for any more: stop releasing on them."
+)
+"""What to do about a ledger older than an anchor."""
+
+
+def _opened(url: str) -> Ledger | None:
+    """The ledger; None where there is none yet."""
+    try:
+        return Ledger(url, create=False)
+    except LedgerMissing:
+        return None
 
 
 def _check_kind(population: Population) -> None:

@@ -19,13 +19,26 @@ def test_ray_accepts_the_file(cluster: dict[str, object]) -> None:
     validate_config(prepare_config(cluster))
 
 
-def test_every_start_command_asks_for_a_token_and_none_binds_to_all_addresses(cluster: dict[str, object]) -> None:
-    starts = [
-        line
-        for commands in (cluster["head_start_ray_commands"], cluster["worker_start_ray_commands"])
-        for line in commands
-        if "ray start" in line
-    ]
-    assert len(starts) == 2
-    assert all("RAY_AUTH_MODE=token" in line for line in starts)
+def starts(cluster: dict[str, list[str]]) -> list[str]:
+    commands = [*cluster["head_start_ray_commands"], *cluster["worker_start_ray_commands"]]
+    return [line for line in commands if "ray start" in line]
+
+
+def test_every_start_command_asks_for_a_token_and_none_binds_to_all_addresses(cluster: dict[str, list[str]]) -> None:
+    assert len(starts(cluster)) == 2
+    assert all("RAY_AUTH_MODE=token" in line for line in starts(cluster))
+    assert "--dashboard-host=127.0.0.1" in starts(cluster)[0]
+    (books,) = (line for line in cluster["head_start_ray_commands"] if "mlflow server" in line)
+    assert "--host 127.0.0.1" in books
     assert "0.0.0.0" not in CLUSTER.read_text()
+
+
+def test_the_only_secret_travels_as_a_file_and_no_data_does(cluster: dict[str, dict[str, str]]) -> None:
+    assert cluster["file_mounts"] == {"~/.ray/auth_token": "~/.ray/auth_token", "~/dpray-source": "."}
+    assert {".git", ".venv", "*.db", "*.npz", "dpray-runs", "dpray-sites"} <= set(cluster["rsync_exclude"])
+    assert any("chmod 600 ~/.ray/auth_token" in line for line in cluster["setup_commands"])
+
+
+def test_jobs_find_ledger_and_mlflow_in_the_heads_environment(cluster: dict[str, list[str]]) -> None:
+    assert "DPRAY_LEDGER=sqlite:///$HOME/" in starts(cluster)[0]
+    assert "DPRAY_TRACKING=http://127.0.0.1:5000" in starts(cluster)[0]

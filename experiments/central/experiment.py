@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dpray.experiments import engine
+from dpray.experiments import engine, places
 from dpray.experiments.central import report
 from dpray.experiments.central.job import CentralJob
 from dpray.experiments.central.outcome import CentralOutcome
@@ -51,7 +51,9 @@ class Central(Experiment):
     def running(self, workspace: Path, address: str | None, live: Live) -> Iterator[None]:
         """Ray. The curator comes with the search."""
         live.say("Starting Ray …", "dim")
-        with engine.ray_running(address, self.recipe.search.max_concurrent):
+        with engine.ray_running(address, self.recipe.search.max_concurrent, say=live.say):
+            if address is not None:
+                places.check_driver(self.recipe)
             yield
 
     def carry_out(self, begun: Begun) -> CentralOutcome:

@@ -76,7 +76,7 @@ class CentralJob:
             drawn = plot(walk, search, spent, begun.files.path / "path.png")
             if drawn is not None:
                 view.artifact(drawn, "path.png")
-        begun.showing.root.anchor(begun.ledger.head())
+        begun.showing.root.anchor(begun.ledger.head(), begun.ledger.identity)
         return walk
 
     def _score(self, search: CentralSearch) -> float | None:

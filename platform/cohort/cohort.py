@@ -67,8 +67,8 @@ class Cohort:
         task: what clients run.
         shards: records by client (a pool), or a `Site` each.
         actors: number of pool actors, one CPU each; `auto`: one a CPU of the cluster. Sites have one each.
-        state_dir: folder for journals, on the machine of each host. Keep it with the ledger: clients refuse an older
-            or another ledger than the one their journals have seen.
+        state_dir: folder for journals, on the machine of each host (`~/…`: in the home there). Keep it with the
+            ledger: clients refuse an older or another ledger than the one their journals have seen.
         noise: source of noise; None: the operating system's. A seeded one is for tests and NOT PRIVATE.
         quorum: fewest clients that must answer; None: all.
         colluders: clients that may pool what they know; their noise is not counted on. At least 1: whoever takes part
@@ -119,7 +119,8 @@ class Cohort:
         self._sites = {client: shard for client, shard in shards.items() if isinstance(shard, Site)}
         self._task, self._noise, self._cap = task, noise or NoiseSource(), cap
         self._timeout, self._limit = timeout, timeout / 8 if limit is None else limit
-        self._folder = Path(state_dir).expanduser().absolute()
+        given = Path(state_dir)
+        self._folder = given if given.parts[:1] == ("~",) else given.expanduser().absolute()
         self.sites = bool(self._sites)
         self.terms = Terms(task.dimension, task.relative_error, len(self.clients), sum(self.counts.values()))
         self._running: _Running | None = None

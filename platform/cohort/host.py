@@ -100,7 +100,7 @@ class Host:
     def __init__(self, spec: HostSpec, secure_sum: Trusted | None = None) -> None:
         self._spec, self._sum = spec, secure_sum or Trusted()
         self._shards = _loaded(spec)
-        self._journal = self.journal_type(Path(spec.folder) / "journal.db", spec.cap)
+        self._journal = self.journal_type(Path(spec.folder).expanduser() / "journal.db", spec.cap)
         self._marker = Marker(marker_path(spec))
         self._place = {client: index for index, client in enumerate(spec.clients)}
         seeds = self._journal.enrol(spec.clients)
@@ -297,7 +297,7 @@ class Host:
         return self._spec.task
 
     def _confinement(self, key: str, calls: float = 1.0) -> Confinement:
-        """For user code that may take the time of so many calls; one for several has one death, to be made singly then."""
+        """For code that may take the time of so many calls; one for several has one death, and is then made singly."""
         limit = None if self._spec.limit is None else self._spec.limit * calls
         patience = PATIENCE if calls <= 1 else 1
         return Confinement(key, self._marker, self._journal.deaths(key), limit, patience)
@@ -319,7 +319,7 @@ class _View:
 
 def marker_path(spec: HostSpec) -> Path:
     """File of the host's marker (see `confine`)."""
-    return Path(spec.folder) / f"running-{spec.name}"
+    return Path(spec.folder).expanduser() / f"running-{spec.name}"
 
 
 def _loaded(spec: HostSpec) -> Stack:

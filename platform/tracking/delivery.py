@@ -28,7 +28,7 @@ ROOT = "experiment"
 _METRICS, _OTHERS = 1000, 100
 _REJECTED = frozenset({"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_ALREADY_EXISTS"})
 _MISSING = frozenset({"RESOURCE_DOES_NOT_EXIST", "INVALID_STATE"})
-_LEDGER_SEQUENCE, _LEDGER_DIGEST = "dpray.ledger.sequence", "dpray.ledger.digest"
+_LEDGER_SEQUENCE, _LEDGER_DIGEST, _LEDGER = "dpray.ledger.sequence", "dpray.ledger.digest", "dpray.ledger"
 
 log = logging.getLogger("dpray.tracking")
 
@@ -263,13 +263,16 @@ class Delivery:
             log.warning("MLflow refused %s of %s (%s); it is left out.", names, entry.get("part", ROOT), reason)
 
 
-def anchors(uri: str, experiment: str, runs: Iterable[str]) -> tuple[tuple[int, str], ...]:
+def anchors(
+    uri: str, experiment: str, runs: Iterable[str] = (), *, ledger: str | None = None
+) -> tuple[tuple[int, str], ...]:
     """Heads of the ledger that runs left in MLflow: (sequence, digest), for `Ledger.verify`.
 
     Args:
         uri: address of the store.
         experiment: name of MLflow's experiment.
-        runs: names of the ledger's runs; runs of another ledger must not be among them.
+        runs: names of the ledger's runs; runs of another ledger must not be among them. Or
+        ledger: its identity (`Ledger.identity`): all its runs, also those that an older copy knows nothing of.
 
     Raises:
         Unreachable: nothing answers.
@@ -286,15 +289,19 @@ def anchors(uri: str, experiment: str, runs: Iterable[str]) -> tuple[tuple[int, 
         return ()
     wanted = set(runs)
     roots = _guarded(lambda: _search(client, found.experiment_id, f"tags.`dpray.part` = '{ROOT}'"))
-    tags = [run.data.tags for run in roots if run.data.tags.get("dpray.run") in wanted]
+    tags = [
+        run.data.tags
+        for run in roots
+        if (run.data.tags.get("dpray.run") in wanted if ledger is None else run.data.tags.get(_LEDGER) == ledger)
+    ]
     return tuple(
         (int(t[_LEDGER_SEQUENCE]), t[_LEDGER_DIGEST]) for t in tags if {_LEDGER_SEQUENCE, _LEDGER_DIGEST} <= set(t)
     )
 
 
-def anchor_tags(sequence: int, digest: str) -> dict[str, str]:
+def anchor_tags(sequence: int, digest: str, ledger: str) -> dict[str, str]:
     """The tags that `anchors` reads."""
-    return {_LEDGER_SEQUENCE: str(sequence), _LEDGER_DIGEST: digest}
+    return {_LEDGER_SEQUENCE: str(sequence), _LEDGER_DIGEST: digest, **({_LEDGER: ledger} if ledger else {})}
 
 
 def knock(uri: str) -> None:

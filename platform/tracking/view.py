@@ -120,9 +120,14 @@ class RunView(ABC):
         self.artifact_json(f"privacy/{name}.json", statement.as_dict())
         self.artifact_text(f"privacy/{name}.txt", text)
 
-    def anchor(self, head: HasHead) -> None:
-        """Leave the ledger's head where the ledger is not; `anchors` finds it again. Belongs on the parent run."""
-        self.tags(anchor_tags(head.sequence, head.digest))
+    def anchor(self, head: HasHead, ledger: str = "") -> None:
+        """Leave the ledger's head where the ledger is not; `anchors` finds it again. Belongs on the parent run.
+
+        Args:
+            head: end of its chain.
+            ledger: its identity.
+        """
+        self.tags(anchor_tags(head.sequence, head.digest, ledger))
 
     def child(self, kind: ChildKind, name: str | None = None, key: str | int | None = None) -> "RunView":
         """A run below this one, the same one whenever it is asked for.

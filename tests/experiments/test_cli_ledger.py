@@ -115,3 +115,28 @@ def test_an_account_without_limit_says_so_in_capitals(ledger):
     assert result.exit_code == 0
     assert "NOT PRIVATE" in result.stdout
     assert "NOT PRIVATE" in ledger("show").stdout
+
+
+def test_a_backup_is_restored_where_there_is_no_ledger_and_says_what_was_not_checked(tmp_path):
+    url, copy = f"sqlite:///{tmp_path / 'ledger.db'}", tmp_path / "copy.db"
+
+    def ledger(*arguments):
+        return CliRunner().invoke(app, ["ledger", *map(str, arguments)])
+
+    assert ledger("create", "people", "--epsilon", "6", "--delta", "1e-5", "--ledger", url).exit_code == 0
+    made = ledger("backup", copy, "--ledger", url)
+    assert made.exit_code == 0
+    head = made.stdout.split("Head ")[1].strip().rstrip(".")
+    taken = ledger("restore", copy, "--ledger", url)
+    assert taken.exit_code == 2
+    assert "never written over" in taken.stderr
+    back = ledger("restore", copy, "--ledger", f"sqlite:///{tmp_path / 'back.db'}")
+    assert back.exit_code == 0
+    assert "not checked" in back.stdout
+    known = ledger("restore", copy, "--anchor", head, "--ledger", f"sqlite:///{tmp_path / 'again.db'}")
+    assert known.exit_code == 0
+    assert "not checked" not in known.stdout
+    older = ledger("restore", copy, "--anchor", f"9:{'0' * 64}", "--ledger", f"sqlite:///{tmp_path / 'older.db'}")
+    assert older.exit_code == 2
+    assert "Restore a newer one" in older.stderr
+    assert not (tmp_path / "older.db").exists()

@@ -17,7 +17,10 @@ from dpray.platform.privacy.ledger import (
     LedgerTampered,
     Plan,
     PlannedRelease,
+    back_up,
+    restore,
 )
+from dpray.platform.tracking import Tracker
 
 SCALE = Scale(clients=20, records=1437, dimension=650, largest_client=200)
 BUDGET = Budget(6, 1e-5)
@@ -169,3 +172,27 @@ def test_a_tampered_ledger_is_refused(tmp_path, ledger):
     assert changed == 1
     with pytest.raises(LedgerTampered, match="not what was written"):
         look(tmp_path)
+
+
+def test_an_older_copy_of_the_ledger_than_mlflow_has_seen_is_refused_with_what_to_do(tmp_path):
+    place, uri = tmp_path / "dpray-ledger.db", f"sqlite:///{tmp_path / 'mlflow.db'}"
+    with Ledger(f"sqlite:///{place}") as ledger:
+        ledger.population("people").account("record", BUDGET)
+        back_up(ledger.url, tmp_path / "old.db")
+        ledger.population("people").run("newer than the copy")
+        with Tracker(tmp_path / "spool", "newer than the copy", uri=uri, experiment="dpray") as tracker:
+            tracker.anchor(ledger.head(), ledger.identity)
+    given = recipe(tracking={"uri": uri})
+    standing.check_tracked(given, tmp_path, uri)
+    place.unlink()
+    restore(tmp_path / "old.db", f"sqlite:///{place}")
+    with pytest.raises(LedgerTampered, match=r"MLflow at .* has seen more of the ledger.*restore a newer copy"):
+        standing.check_tracked(given, tmp_path, uri)
+    place.unlink()
+    with Ledger(f"sqlite:///{place}") as another:
+        another.population("people")
+    standing.check_tracked(given, tmp_path, uri)  # another ledger is no copy; clients' journals tell it apart
+
+
+def test_a_store_that_is_away_does_not_stop_a_run(tmp_path, ledger):
+    standing.check_tracked(recipe(), tmp_path, "http://127.0.0.1:1")

@@ -3,6 +3,7 @@
 from dpray.platform.privacy.ledger.account import Account
 from dpray.platform.privacy.ledger.attempt import Attempt, Release
 from dpray.platform.privacy.ledger.chain import Entry, Head
+from dpray.platform.privacy.ledger.copying import back_up, restore
 from dpray.platform.privacy.ledger.declaring import LARGEST_CLIENT
 from dpray.platform.privacy.ledger.errors import (
     BudgetConflict,
@@ -10,6 +11,7 @@ from dpray.platform.privacy.ledger.errors import (
     KeyConflict,
     LeaseLost,
     LedgerError,
+    LedgerMissing,
     LedgerTampered,
     ParticipantsChanged,
     PlanConflict,
@@ -39,6 +41,7 @@ __all__ = [
     "LeaseLost",
     "Ledger",
     "LedgerError",
+    "LedgerMissing",
     "LedgerTampered",
     "Line",
     "ParticipantsChanged",
@@ -54,4 +57,6 @@ __all__ = [
     "Standing",
     "Statement",
     "ValuePruned",
+    "back_up",
+    "restore",
 ]

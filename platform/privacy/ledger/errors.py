@@ -12,6 +12,10 @@ class LedgerError(Exception):
     """The ledger cannot do what was asked; the message says what was given, what is allowed and what to do."""
 
 
+class LedgerMissing(LedgerError):
+    """There is no ledger yet at an address that could hold one, and none was to be made."""
+
+
 class BudgetExceeded(LedgerError):
     """A charge, a plan or an account would pass a lifetime budget. Nothing was charged, computed or set aside.
 

@@ -110,6 +110,12 @@ class Ledger:
         """The end of the chain. Keep it where the ledger's writer cannot write: `verify` takes it as an anchor."""
         return self._storage.read(current_head)
 
+    @property
+    def identity(self) -> str:
+        """What names this ledger, and every copy of it, for ever: the digest of its first entry, of a random number."""
+        first = select(schema.entries.c.digest).where(schema.entries.c.sequence == 1)
+        return str(self._storage.read(lambda connection: connection.execute(first).scalar_one_or_none()))
+
     def verify(self, anchors: Iterable[Head] = ()) -> tuple[str, ...]:
         """What is wrong with the ledger, in sentences; nothing if it is whole. See `verify.py` for what is found."""
         heads = tuple(anchors)

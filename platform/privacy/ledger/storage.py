@@ -29,7 +29,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from dpray.platform.privacy.ledger import schema
 from dpray.platform.privacy.ledger.chain import ROOT, Transaction, canonical, entry_digest
-from dpray.platform.privacy.ledger.errors import LedgerError, LedgerTampered
+from dpray.platform.privacy.ledger.errors import LedgerError, LedgerMissing, LedgerTampered
 
 T = TypeVar("T")
 _ATTEMPTS = 8
@@ -164,7 +164,9 @@ class Storage:
                 )
             there = self._there(connection)
         if not there and not create:
-            raise LedgerError(f"{self.shown} holds no ledger. Create one with `dpray ledger create`, or name another.")
+            raise LedgerMissing(
+                f"{self.shown} holds no ledger. Create one with `dpray ledger create`, or name another."
+            )
         if not there:
             with self._writing.connect() as connection, connection.begin():
                 self._create(connection)
@@ -249,7 +251,9 @@ def _prepare_file(path: Path, create: bool) -> None:
         raise LedgerError(f"{path} is a folder; a ledger is a file: name one in it.")
     if not path.exists():
         if not create:
-            raise LedgerError(f"There is no ledger at {path}. Create one with `dpray ledger create`, or name another.")
+            raise LedgerMissing(
+                f"There is no ledger at {path}. Create one with `dpray ledger create`, or name another."
+            )
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
         sync_folder(path.parent)
     for suffix in ("", "-wal", "-shm"):

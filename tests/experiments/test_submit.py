@@ -1,0 +1,102 @@
+"""A job ships this package's source and a recipe, is followed without losing a line, and ends as its run."""
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from dpray.experiments import package, submit
+from dpray.experiments.nodes import PORTIONS, differences, source_digest, told, versions
+from dpray.experiments.reading import RecipeError
+from dpray.experiments.submit import Where, exit_code
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_what_is_shipped_is_the_source_of_every_portion_and_nothing_else(tmp_path):
+    shipped = package.assemble(tmp_path)
+    found = {path.relative_to(shipped).as_posix() for path in shipped.rglob("*") if path.is_file()}
+    tree = {
+        f"{portion}/{path.relative_to(ROOT / portion).as_posix()}"
+        for portion in PORTIONS
+        for path in (ROOT / portion).rglob("*")
+        if path.suffix in {".py", ".yaml", ".typed"} and "__pycache__" not in path.parts
+    }
+    assert found == tree
+    assert not (shipped / "platform" / "__init__.py").exists()
+    assert package.check_size(shipped) < 10 * 2**20
+
+
+def test_a_package_too_large_is_refused_with_its_biggest_files(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "images.npz").write_bytes(b"x" * 3 * 2**20)
+    (tmp_path / "small.py").write_text("pass\n")
+    with pytest.raises(RecipeError, match=r"3\.0 MiB, and Ray carries at most 2\.0 MiB.*data/images\.npz \(3\.0 MiB\)"):
+        package.check_size(tmp_path, limit=2 * 2**20)
+    assert package.check_size(tmp_path) == 3 * 2**20 + 5
+
+
+def test_the_command_on_the_head_quotes_what_a_shell_would_read():
+    assert Where("~/my runs; rm x", "first").entrypoint == (
+        "python -m dpray.experiments run recipe.yaml --name first --workspace '~/my runs; rm x'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "expected"),
+    [("SUCCEEDED", 0, 0), ("FAILED", 2, 2), ("FAILED", 3, 3), ("FAILED", None, 1), ("STOPPED", -9, 130)],
+)
+def test_a_job_ends_with_the_code_of_its_run(status, code, expected):
+    assert exit_code(SimpleNamespace(driver_exit_code=code, status=SimpleNamespace(value=status))) == expected
+
+
+class Breaking:
+    """A job server whose connection breaks once, in the middle of a word."""
+
+    def __init__(self):
+        self.asked = 0
+
+    async def tail_job_logs(self, job):
+        self.asked += 1
+        for text in ["round 1\nrou", "nd"] if self.asked == 1 else ["round 1\n", "round 2\n"]:
+            yield text
+        if self.asked == 1:
+            raise RuntimeError("WebSocket connection closed unexpectedly")
+
+    def get_job_status(self, job):
+        return SimpleNamespace(is_terminal=lambda: self.asked > 1)
+
+
+def test_a_log_is_followed_over_a_broken_connection_without_losing_or_repeating_anything():
+    written = []
+    asyncio.run(submit._tail(Breaking(), "job", written.append))
+    assert "".join(written) == "round 1\nround 2\n"
+
+
+def test_no_job_server_is_a_sentence():
+    with pytest.raises(submit.SubmitError, match=r"No job server answers at http://127.0.0.1:1.*ray dashboard"):
+        submit.status("job", "http://127.0.0.1:1")
+
+
+def test_nodes_of_other_versions_are_named_with_both():
+    mine = {"python": "3.11.7", "ray": "2.60.0", "torch": "2.13.0", "numpy": "2.4.6", "dpray": "0a"}
+    answers = {"10.0.0.1": mine, "10.0.0.2": {**mine, "torch": "2.12.0", "dpray": "0b"}, "10.0.0.3": None}
+    found = differences(answers, mine)
+    assert [text.split(" has ")[0].split(" did ")[0] for text in found] == ["The node 10.0.0.2", "The node 10.0.0.3"]
+    assert "torch 2.12.0 and not 2.13.0, dpray 0b and not 0a" in found[0]
+    assert differences({"10.0.0.1": mine}, mine) == []
+    assert told({"a": mine, "b": mine}, mine) == [
+        "Nodes a, b: python 3.11.7, ray 2.60.0, torch 2.13.0, numpy 2.4.6, dpray 0a"
+    ]
+
+
+def test_the_digest_of_the_source_is_that_of_a_shipped_copy_and_of_no_other(tmp_path, monkeypatch):
+    mine = source_digest()
+    assert versions()["dpray"] == mine
+    copied = package.assemble(tmp_path)
+    monkeypatch.setattr("dpray.experiments.nodes.portions", lambda: {name: copied / name for name in PORTIONS})
+    assert source_digest() == mine
+    with (copied / "trainers" / "sofim.py").open("a") as file:
+        file.write("\n")
+    assert source_digest() != mine
