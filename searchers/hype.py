@@ -52,6 +52,7 @@ from dpray.searchers.candidate_trial import (
     size_of,
     suggestions,
 )
+from dpray.searchers.candidates import candidates_of, refuse_untrainable
 from dpray.searchers.errors import SearchError
 from dpray.searchers.trial import CANDIDATE, head_share
 from dpray.searchers.vote import NoisyCounts, WinnerAlone, release_of
@@ -114,8 +115,8 @@ class DPHypeSearch(PrivateSearcher):
     part, how many answered, and timing.
 
     Raises:
-        SpaceError, ValueError: nothing to search, k ≥ p, k < 1, a winner without a trusted aggregator: before anything
-            is spent.
+        SpaceError, ValueError: nothing to search, k ≥ p, k < 1, a winner without a trusted aggregator, a candidate that
+            no client can train: before anything is spent.
         BudgetExceeded, PlanConflict: from `reserve`, before the first trial.
         ReleaseLost: the vote passed its point of no return and cannot be repeated: its charge stands. Search again
             under another `label`, which is charged anew; scores are kept.
@@ -168,27 +169,14 @@ class DPHypeSearch(PrivateSearcher):
         """Fix H_1 … H_p, from the explicit candidates or the space, and refuse a k that does not fit."""
         if space is None and self._candidates is not None:
             return
-        found = self._found(space or {})
+        found = candidates_of(self._given, self._space, space or {}, self._count, self.seed)
         if self._fixed and found != self._candidates:
             raise SearchError(
                 "The Tuner's param_space gives other candidates than this search has begun with: give the same one."
             )
         self._vote_release.mechanism(len(found))
+        refuse_untrainable(found, self.cohort)
         self._candidates = found
-
-    def _found(self, space: Mapping[str, Any]) -> tuple[Config, ...]:
-        keys = [(leaf.path, leaf.values) for leaf in spaces.leaves(space)]
-        if self._given is not None:
-            if keys:
-                raise SearchError("The candidates were given one by one, so param_space may hold constants only.")
-            return spaces.distinct([{**spaces.plain(space), **config} for config in self._given])
-        if not keys and self._space is not None:
-            space = {**space, **self._space}
-        elif self._space is not None and keys != [(leaf.path, leaf.values) for leaf in spaces.leaves(self._space)]:
-            raise SearchError("The Tuner's param_space searches other keys or values than space=: give only one.")
-        elif not space:
-            raise SearchError("There is nothing to search: give candidates=, space=, or the Tuner's param_space.")
-        return spaces.candidates(space, self._count, seed=self.seed)
 
     @property
     def candidates(self) -> tuple[Config, ...]:

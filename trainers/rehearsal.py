@@ -201,3 +201,7 @@ class TrainingTask(ClientTask):
     def fit_and_score(self, config: Mapping[str, Any], records: Records, rng: np.random.Generator) -> float:
         """The rehearsal's score."""
         return self.rehearsal.fit_and_score(config, records, rng)
+
+    def check_candidate(self, config: Mapping[str, Any]) -> None:
+        """Refuse what are no settings of the algorithm that is rehearsed."""
+        self.rehearsal.settings_from_config(config)

@@ -161,6 +161,12 @@ class ClientTask(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} has no `fit_and_score`, which a search asks for.")
 
+    def check_candidate(self, config: Mapping[str, Any]) -> None:  # noqa: B027 - most tasks try whatever they are given
+        """Refuse a configuration that no client could train (`ValueError`); it depends on nothing but `config`.
+
+        A search asks it before it spends: at the clients, such a candidate is the worst one, and nobody is told why.
+        """
+
     def fit_and_scores(
         self, configs: Sequence[Mapping[str, Any]], records: Records, rng: np.random.Generator
     ) -> FloatArray | None:

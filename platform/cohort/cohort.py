@@ -278,6 +278,10 @@ class Cohort:
         """As `evaluate`, for several candidates at once: configurations by number. One call per actor."""
         return self.handle().evaluate_all(run, candidates)
 
+    def check_candidate(self, config: Mapping[str, Any]) -> None:
+        """As `ClientTask.check_candidate` of the cohort's task; asked here, of public settings alone."""
+        self._task.check_candidate(config)
+
     @property
     def scores_together(self) -> bool:
         """Whether its task has a way of scoring several candidates at once (`ClientTask.fit_and_scores`)."""

@@ -35,6 +35,7 @@ class LocalCohort:
         self.sums = 0
         self.before_sum = lambda attempt: None
         self.scores_together = False
+        self.check_candidate = lambda config: None
 
     def handle(self):
         return self

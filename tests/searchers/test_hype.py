@@ -21,6 +21,7 @@ from dpray.platform.privacy.mechanisms import Regime, Unit
 from dpray.searchers.driving import drive
 from dpray.searchers.errors import SearchError, SearchUnfinished, SpaceError
 from dpray.searchers.hype import DPHypeSearch
+from dpray.trainers.local_search import LocalSearchTask, StackedMLP
 
 SPACE = {"x": tune.grid_search([0, 1, 2, 3]), "fixed": "y"}
 HALF = Budget(4.0, 1e-5)
@@ -120,6 +121,14 @@ class TestVote:
 
 
 class TestCandidates:
+    def test_one_that_no_client_can_train_is_refused_before_anything_is_spent(self, cohort, run, population):
+        task = LocalSearchTask(StackedMLP(4, hidden=(), classes=2))
+        cohort.check_candidate = task.check_candidate
+        space = {"learning_rate": 0.1, "momentun": tune.grid_search([0.0, 0.9])}
+        with pytest.raises(ValueError, match=r"candidate 0, .*momentun.*did you mean `momentum`.*Nothing was spent"):
+            DPHypeSearch(cohort, run, budget=HALF, space=space)
+
+        assert (population.account("client").spent, population.account("client").reserved) == (0, 0)
     def test_explicit_ones_with_constants_of_the_tuner(self, cohort, run):
         search = DPHypeSearch(cohort, run, budget=HALF, candidates=[{"x": 1}, {"x": 2}, {"x": 1}])
         search.set_search_properties(None, None, {"fixed": "y"}, num_samples=10)

@@ -78,6 +78,10 @@ class LocalSearchTask(ClientTask):
             )
         return settings
 
+    def check_candidate(self, config: Mapping[str, Any]) -> None:
+        """Errors: as `settings`."""
+        self.settings(config)
+
     # The search ---------------------------------------------------------------------------------------------------
 
     def fit_and_score(self, config: Mapping[str, Any], records: Records, rng: np.random.Generator) -> float:
