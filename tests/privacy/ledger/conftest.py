@@ -1,13 +1,7 @@
 """Every test of the ledger runs on SQLite and, where a server can be had, on PostgreSQL."""
 
-import contextlib
 import itertools
 import os
-import shutil
-import signal
-import subprocess
-import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +12,7 @@ import sqlalchemy
 from dpray.platform.privacy.budget import Budget
 from dpray.platform.privacy.ledger import Ledger, ReleaseKey
 from dpray.platform.privacy.mechanisms import Unit
+from tests.postgres import PostgresServer
 
 _NUMBERS = itertools.count()
 
@@ -77,77 +72,6 @@ class Place:
             ledger.close()
 
 
-def _binaries():
-    folders = [*sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)]
-    found = shutil.which("initdb")
-    folders += [Path(found).parent] if found else []
-    return next((folder for folder in folders if (folder / "initdb").exists() and (folder / "postgres").exists()), None)
-
-
-def _account():
-    """Arguments that start a process as somebody PostgreSQL agrees to run as."""
-    if os.geteuid() != 0:
-        return {}
-    import pwd
-
-    for name in ("postgres", "nobody"):
-        with contextlib.suppress(KeyError):
-            entry = pwd.getpwnam(name)
-            return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
-    return None
-
-
-@contextlib.contextmanager
-def _server():
-    binaries, account = _binaries(), _account()
-    if binaries is None or account is None:
-        yield None
-        return
-    folder = Path(tempfile.mkdtemp(prefix="dpray-pg-", dir="/tmp"))
-    process = None
-    try:
-        if account:
-            os.chown(folder, account["user"], account["group"])
-        data, name = folder / "data", "dpray"
-        initdb = [binaries / "initdb", "-D", data, "-U", name, "-A", "trust", "-N", "-E", "UTF8", "--locale=C"]
-        subprocess.run(initdb, check=True, capture_output=True, cwd=folder, **account)
-        log = (folder / "log").open("wb")
-        command = [
-            binaries / "postgres",
-            "-D",
-            data,
-            "-k",
-            folder,
-            "-c",
-            "listen_addresses=",
-            "-c",
-            "max_connections=60",
-        ]
-        process = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder, **account)
-        url = f"postgresql://{name}@/postgres?host={folder}"
-        _wait_for(url, process)
-        yield url
-    finally:
-        if process is not None:
-            process.send_signal(signal.SIGINT)
-            process.wait(30)
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _wait_for(url, process):
-    engine = sqlalchemy.create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
-    deadline = time.monotonic() + 30
-    while True:
-        try:
-            engine.connect().close()
-            engine.dispose()
-            return
-        except sqlalchemy.exc.OperationalError:
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise
-            time.sleep(0.1)
-
-
 @pytest.fixture(scope="session")
 def postgres():
     """URL of a PostgreSQL server for this session: DPRAY_TEST_POSTGRES_URL, or one started from its binaries."""
@@ -156,10 +80,14 @@ def postgres():
         yield given
         return
     pytest.importorskip("psycopg", reason="the PostgreSQL driver is not installed: pip install 'dpray[postgres]'")
-    with _server() as url:
-        if url is None:
-            pytest.skip("no PostgreSQL here: no initdb found and DPRAY_TEST_POSTGRES_URL is not set")
-        yield url
+    server = PostgresServer.installed()
+    if server is None:
+        pytest.skip("no PostgreSQL here: no initdb found and DPRAY_TEST_POSTGRES_URL is not set")
+    try:
+        server.start()
+        yield server.url
+    finally:
+        server.close()
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
