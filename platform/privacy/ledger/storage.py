@@ -8,8 +8,8 @@
 | who may read it | file, `-wal` and `-shm` 0600 | the server's business |
 
 All writers of a ledger queue up for its head row, whatever their population: the chain has one end. A write that failed
-for a passing reason (deadlock, lost connection) is run again, a bounded number of times; every write of the ledger
-finds its own earlier success and returns it, so that running it again never charges twice.
+for a passing reason (deadlock, lost connection, a server that restarts) is run again, for a bounded time; every write
+of the ledger finds its own earlier success and returns it, so that running it again never charges twice.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from dpray.platform.privacy.ledger.chain import ROOT, Transaction, canonical, en
 from dpray.platform.privacy.ledger.errors import LedgerError, LedgerMissing, LedgerTampered
 
 T = TypeVar("T")
-_ATTEMPTS = 8
+_PATIENCE = 20.0
+"""Seconds for which what failed for a passing reason is run again: time for a server to restart."""
 _TRANSIENT = frozenset({"40001", "40P01", "57P01", "57P02", "57P03"})
 _CREATION_LOCK = 0x64707261
 
@@ -49,7 +50,7 @@ class Storage:
     """
 
     def __init__(self, url: str, *, create: bool, wait: float = 60.0) -> None:
-        self._wait = wait
+        self._wait, self._answered = wait, False
         address = _address(url)
         self.shown = address.render_as_string(hide_password=True)
         self.sqlite = address.get_backend_name() == "sqlite"
@@ -68,6 +69,7 @@ class Storage:
         except BaseException:
             self.close()
             raise
+        self._answered = True
 
     def read(self, work: Callable[[Connection], T]) -> T:
         """Run `work` on one snapshot of the ledger."""
@@ -102,25 +104,28 @@ class Storage:
         return tuple(f"The database file is damaged: {text}." for text in found if text != "ok")
 
     def _guarded(self, work: Callable[[], T]) -> T:
-        for attempt in range(_ATTEMPTS):
+        deadline, pause = time.monotonic() + _PATIENCE, 0.01
+        while True:
             try:
                 return work()
             except (DBAPIError, self._engine.dialect.loaded_dbapi.Error) as error:
-                if attempt == _ATTEMPTS - 1 or not self._passing(error):
+                if time.monotonic() + pause > deadline or not self._passing(error):
                     raise self._sentence(error) from error
-                time.sleep(0.01 * 2**attempt)
-        raise AssertionError("unreachable")  # pragma: no cover
+            time.sleep(pause)
+            pause = min(1.0, 2 * pause)
 
     def _passing(self, error: Exception) -> bool:
         """Whether the same write may succeed if it is run again: a deadlock, a restarted server, a lost connection."""
         if isinstance(error, DBAPIError) and error.connection_invalidated:
             return True
         cause = _cause(error)
-        lost = not self.sqlite and self._engine.dialect.is_disconnect(cause, None, None)  # type: ignore[arg-type]
-        return lost or getattr(cause, "sqlstate", None) in _TRANSIENT
+        state = getattr(cause, "sqlstate", None)
+        unreachable = state is None and isinstance(cause, self._engine.dialect.loaded_dbapi.OperationalError)
+        # A server that has never answered is a wrong address, which is said at once.
+        return state in _TRANSIENT or (unreachable and self._answered and not self.sqlite)
 
     def _sentence(self, error: Exception) -> LedgerError:
-        cause = str(_cause(error)).strip()
+        cause = " ".join(str(_cause(error)).split())
         if "locked" in cause or getattr(_cause(error), "sqlstate", None) == "55P03":
             return LedgerError(
                 f"Another process has held the ledger {self.shown} for more than {self._wait:g} s. Nothing was "
@@ -130,6 +135,8 @@ class Storage:
             return LedgerTampered(
                 f"{self.shown} is not a readable ledger ({cause}). Nothing was charged; restore a copy that verifies."
             )
+        if "full" in cause or "readonly" in cause:
+            return LedgerError(f"The ledger {self.shown} cannot be written ({cause}): make room on its disk.")
         return LedgerError(f"The ledger {self.shown} did not answer: {cause}.")
 
     def _open(self, address: URL) -> Engine:

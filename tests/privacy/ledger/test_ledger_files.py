@@ -1,9 +1,11 @@
 """Where a ledger lives: what is created, with which rights, and what is refused in a sentence without a trace."""
 
 import os
+import signal
 import sqlite3
 import stat
 import threading
+from types import SimpleNamespace
 
 import pytest
 import sqlalchemy
@@ -11,6 +13,7 @@ import sqlalchemy
 from dpray.platform.privacy.budget import Budget
 from dpray.platform.privacy.ledger import Ledger, LedgerError, LedgerTampered, schema, storage
 from dpray.platform.privacy.ledger.storage import Storage
+from tests.postgres import PostgresServer
 
 
 def url(path):
@@ -170,8 +173,10 @@ def test_processes_that_create_the_same_ledger_at_once_make_one(place):
     assert len(set(heads)) == 1
 
 
-def test_a_write_that_failed_for_a_passing_reason_is_run_again_a_few_times(ledger, monkeypatch):
-    monkeypatch.setattr("dpray.platform.privacy.ledger.storage.time.sleep", lambda _: None)
+def test_a_write_that_failed_for_a_passing_reason_is_run_again_for_some_seconds(ledger, monkeypatch):
+    now = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: now.append(now.pop() + seconds))
+    monkeypatch.setattr("dpray.platform.privacy.ledger.storage.time", clock)
     opened: Storage = ledger._storage
     driver = opened._engine.dialect.loaded_dbapi
     passing = type("Passing", (driver.OperationalError,), {"sqlstate": "40P01"})
@@ -193,7 +198,8 @@ def test_a_write_that_failed_for_a_passing_reason_is_run_again_a_few_times(ledge
     calls.clear()
     with pytest.raises(LedgerError, match="deadlock detected"):
         opened.write(never)
-    assert len(calls) == 8
+    assert 10 < now[0] < 30
+    assert len(calls) < 40
     error = sqlalchemy.exc.DBAPIError("COMMIT", {}, driver.OperationalError("gone"), connection_invalidated=True)
     assert opened._passing(error)
     assert not opened._passing(driver.IntegrityError("a bug is not passing"))
@@ -275,6 +281,29 @@ def test_a_lost_connection_to_the_server_is_replaced(place, ledger):
     ledger.population("after")
     assert [people.name for people in ledger.populations()] == ["after", "before"]
     assert ledger.verify() == ()
+
+
+def test_a_server_that_restarts_is_waited_for_and_nothing_is_charged_twice(tmp_path, releases):
+    pytest.importorskip("psycopg", reason="the PostgreSQL driver is not installed: pip install 'dpray[postgres]'")
+    server = PostgresServer.installed()
+    if server is None:
+        pytest.skip("no PostgreSQL here: no initdb found")
+    try:
+        server.start()
+        with Ledger(server.url, values_dir=tmp_path) as ledger:
+            people = ledger.population("digits")
+            account, run = people.account("record", Budget(6, 1e-5)), people.run("first")
+            for step, how in enumerate((signal.SIGINT, signal.SIGQUIT)):
+                attempt = releases.charge(run, 1000, step)
+                server.stop(how)
+                back = threading.Timer(0.5, server.start)
+                back.start()
+                assert run.store(attempt, releases.value).first
+                back.join()
+            assert account.spent == 2000
+            assert ledger.verify() == ()
+    finally:
+        server.close()
 
 
 def test_without_the_driver_the_way_to_install_it_is_named(monkeypatch):
