@@ -12,6 +12,7 @@ A refusal is one sentence or a few on stderr, never a traceback. Everything slow
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -169,12 +170,12 @@ def refusing() -> Iterator[Progress]:
         say("Interrupted." + _advice(progress))
         raise typer.Exit(INTERRUPTED) from None
     except Exception as error:
-        if not _is_refusal(error):
+        if not _is_refusal(error) and not _is_no_room(error):
             raise
         if progress.run is None:
-            say(str(error))
+            say(_words(error))
             raise typer.Exit(REFUSED) from None
-        say(f"The run stopped: {error}" + ("" if _is_one_of(error, _FINAL) else _advice(progress)))
+        say(f"The run stopped: {_words(error)}" + ("" if _is_one_of(error, _FINAL) else _advice(progress)))
         raise typer.Exit(STOPPED) from None
 
 
@@ -193,6 +194,15 @@ def _advice(progress: Progress) -> str:
 def _is_refusal(error: Exception) -> bool:
     """Whether the error's own sentence is what the user should read: asked of the modules that are loaded already."""
     return _is_one_of(error, _REFUSALS)
+
+
+def _is_no_room(error: Exception) -> bool:
+    """Whether a disk is full, or cannot be written at all."""
+    return isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
+
+
+def _words(error: Exception) -> str:
+    return f"A file could not be written: {error}. Make room on its disk." if _is_no_room(error) else str(error)
 
 
 def _is_one_of(error: Exception, named: tuple[tuple[str, str], ...]) -> bool:

@@ -12,6 +12,7 @@ boundary: whoever administers it can read an actor's memory.
 
 from __future__ import annotations
 
+import sqlite3
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -122,6 +123,12 @@ class ClientHost:
             return Refusal(refused.kind, refused.sentence, refused.seen)
         except CohortError as refused:
             return Refusal("load" if self._host is None else "query", str(refused))
+        except sqlite3.Error as error:  # of the site's file: user code's errors do not come this far
+            return Refusal(
+                "failed",
+                f"A site's journal could not be written or read ({type(error).__name__}), and no release was made by "
+                "its clients. See whether the disk at the site is full.",
+            )
         except BaseException as error:  # its text may hold private values; its type is one of this package's own making
             return Refusal("failed", f"A host of clients failed ({type(error).__name__}); no release was made by it.")
 

@@ -86,10 +86,11 @@ class SiteFile:
         self._database.execute("BEGIN IMMEDIATE")
         try:
             yield
+            self._database.execute("COMMIT")
         except BaseException:
-            self._database.execute("ROLLBACK")
+            if self._database.in_transaction:  # SQLite has ended it itself where a disk was full, or has not
+                self._database.execute("ROLLBACK")
             raise
-        self._database.execute("COMMIT")
 
     # who the clients are
 

@@ -1,6 +1,7 @@
 """The journal: what clients remember and what they refuse because of it."""
 
 import multiprocessing
+import sqlite3
 import stat
 from dataclasses import replace
 
@@ -53,6 +54,24 @@ def test_all_files_are_readable_by_their_owner_only(journal, tmp_path):
     assert {file.name for file in files} >= {"journal.db", "journal.db-wal"}
     assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
     assert stat.S_IMODE((tmp_path / "site").stat().st_mode) == 0o700
+
+
+def test_a_full_disk_fails_the_release_and_leaves_the_journal_as_it_was(journal):
+    """SQLite's own limit stands in for the disk's; once there is room again, the same journal goes on."""
+    reveal(journal, ticket())
+    (pages,) = journal._database.execute("PRAGMA page_count").fetchone()
+    journal._database.execute(f"PRAGMA max_page_count = {pages}")
+    large = np.arange(2**16)
+    journal.prepare(ticket(1), ABC)
+    for _ in range(2):
+        with pytest.raises(sqlite3.OperationalError, match="full"):
+            journal.reveal(ticket(1), ALL, ABC, large)
+    assert journal.spent("a") == 100
+    journal._database.execute("PRAGMA max_page_count = 100000")
+    journal.reveal(ticket(1), ALL, ABC, large)
+    assert journal.spent("a") == 200
+    (kept,) = journal.revealed(ticket(1), ALL, ABC)
+    np.testing.assert_array_equal(kept.message, large)
 
 
 def test_what_is_about_to_be_seen_is_synced_to_disk_first(journal):

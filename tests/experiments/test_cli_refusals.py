@@ -1,6 +1,7 @@
 """Everything that can be refused is refused with exit code 2 and a sentence: nothing spent, nothing written."""
 
 import copy
+import errno
 import sqlite3
 import sys
 
@@ -202,3 +203,18 @@ def test_no_such_run(workspace):
     refused(dpray("report", "nobody", "--workspace", workspace), "no run `nobody`")
     refused(dpray("report", "../etc", "--workspace", workspace), "letters, digits")
     assert files(workspace) == []
+
+
+@pytest.mark.parametrize(("begun", "code"), [(False, 2), (True, 3)])
+def test_a_disk_without_room_is_a_sentence(begun, code, recipe, workspace, monkeypatch):
+    def full(found, name, folder, *, on_begin, **options):
+        if begun:
+            on_begin(name)
+        raise OSError(errno.ENOSPC, "No space left on device", str(folder / "checkpoint"))
+
+    monkeypatch.setattr("dpray.experiments.pipeline.run", full)
+    result = dpray("run", recipe(write_yaml(base())), "--workspace", workspace)
+    assert result.exit_code == code, result.output
+    for fact in ("could not be written", "No space left on device", "checkpoint", "Make room"):
+        assert fact in result.stderr
+    assert ("`dpray resume try` goes on" in result.stderr) == begun
