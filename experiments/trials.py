@@ -13,14 +13,15 @@ if TYPE_CHECKING:
     from dpray.searchers import PrivateSearcher
 
 
-def tuned(search: PrivateSearcher, folder: Path, epoch: int, done: Callable[[Any], object]) -> None:
+def tuned(search: PrivateSearcher, folder: Path, epoch: int, done: Callable[[Any], object], part: int = 1) -> None:
     """Run a search that knows its space to its end.
 
     Args:
         search: what to run.
-        folder: of the run; Tune writes to `tune/search-EPOCH` in it.
+        folder: of the run; Tune writes to `tune/search-EPOCH-PART` in it.
         epoch: number of the run's lease, so that a resumed run has files of its own.
         done: called with every trial that ended well.
+        part: counts the experiments of one lease.
     """
     from ray import tune
 
@@ -31,7 +32,7 @@ def tuned(search: PrivateSearcher, folder: Path, epoch: int, done: Callable[[Any
             param_space={},
             tune_config=search.tune_config(),
             run_config=tune.RunConfig(
-                name=f"search-{epoch}",
+                name=f"search-{epoch}-{part}",
                 storage_path=str((folder / "tune").absolute()),
                 callbacks=[Trials(done)],
                 verbose=0,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dpray.experiments.central import report
 from dpray.experiments.central.building import build
@@ -63,15 +63,18 @@ class CentralJob:
                 released = step + 1
                 phase(released, f"{search.progress['evaluated']} trials  {begun.spent()}")
 
+            def on_trial(trial: Any) -> None:
+                phase(released, f"{search.progress['evaluated']} trials  {begun.spent()}")
+
             search.on_release = on_release
-            tuned(
-                search,
-                begun.files.path,
-                begun.run.epoch,
-                lambda trial: phase(released, f"{search.progress['evaluated']} trials  {begun.spent()}"),
-            )
+            before, part = -1, 0
+            # Tune counts evaluations that died with the curator as done: a search that gets on is run on.
+            while before < released < T and not search.finished:
+                before, part = released, part + 1
+                tuned(search, begun.files.path, begun.run.epoch, on_trial, part)
             if released < T:
-                raise SearchUnfinished(f"The search ended after {released} of {T} releases: {search.reason}")
+                why = search.reason or "more evaluations were lost, with their process, than a run has to spare."
+                raise SearchUnfinished(f"The search ended after {released} of {T} releases: {why}")
             view.params(search.best_config, prefix="best")
             drawn = plot(walk, search, spent, begun.files.path / "path.png")
             if drawn is not None:

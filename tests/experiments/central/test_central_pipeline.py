@@ -2,6 +2,8 @@
 
 import io
 import math
+import os
+import signal
 import sqlite3
 import struct
 import time
@@ -17,6 +19,7 @@ from dpray.experiments.runs import RunDirectory
 from dpray.platform.privacy import gdp
 from dpray.platform.privacy.budget import split
 from dpray.platform.privacy.ledger import Ledger, ReleaseKey
+from dpray.searchers.central import CentralSearch
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -287,6 +290,26 @@ def test_an_iteration_that_cannot_be_evaluated_stops_the_run_and_does_not_end_it
             carry_out(*changes)
     done, _ = carry_out(*changes)
     assert len(done.path) == T + 1
+
+
+def test_a_curator_that_dies_more_often_than_tune_has_samples_to_spare_stops_nothing(carry_out, tmp_path, monkeypatch):
+    """Killed with all losses of a step, in three steps of six: twelve evaluations more, and six are planned for."""
+    usable, struck = CentralSearch.usable, set()
+
+    def robbed(self, step, batch, least=2):
+        if step % 2 and step not in struck:
+            struck.add(step)
+            os.kill(self.curator.process, signal.SIGKILL)
+        return usable(self, step, batch, least)
+
+    monkeypatch.setattr(CentralSearch, "usable", robbed)
+    done, _ = carry_out()
+    assert struck == {1, 3, 5}
+    assert len(done.path) == T + 1
+    with Ledger(f"sqlite:///{tmp_path / 'dpray-ledger.db'}") as ledger:
+        account = ledger.population("people").account("user")
+        assert (account.spent, account.reserved) == (account.budget.quanta, 0)
+        assert [entry.kind for entry in account.history()].count("charge") == T
 
 
 def test_a_report_that_is_read_back_is_the_same(whole, tmp_path):
