@@ -1,8 +1,10 @@
 """No private number leaves the clients: canaries are looked for in everything a whole run writes or prints.
 
 A spy task runs in place of the real one and writes every private number it meets (records, local losses and scores,
-clients' gradient norms and un-noised sums, ballots) into a vault. Afterwards every file of the run is searched for
-them: as decimal text, as float32 and float64 bytes of either byte order, and as those bytes in hex or base64.
+clients' gradient norms and un-noised sums, ballots) into a vault; it prints them, too, and raises exceptions that name
+them. Afterwards every file of the run (console, ledger, MLflow's store, searcher state, checkpoints, Ray's logs and all
+that its state API knows of actors, tasks and objects) is searched for them: as decimal text, as float32 and float64
+bytes of either byte order, and as those bytes in hex or base64.
 
 False alarms: a float64 is compared on 8 bytes and text on 9 digits (a few thousand canaries against some hundred
 released numbers that a run writes as text: below 10⁻³). A float32 has only 4 bytes, and 32 of
@@ -28,6 +30,7 @@ from pathlib import Path
 import numpy as np
 
 VAULT = Path(os.environ["DPRAY_TEST_VAULT"])
+STATE = Path(os.environ["DPRAY_TEST_STATE"])
 LEAK = os.environ.get("DPRAY_TEST_LEAK", "")
 
 
@@ -63,8 +66,9 @@ def watch():
             confess("score", score)
             confess("loss", losses[:4])
             print("score", score)
-            if score > 2:
-                raise ValueError(f"never: {score}")
+            if config["learning_rate"] > 10:
+                confess("raised", records.x[0])
+                raise ValueError(f"score {score!r}, record {records.x[0].tolist()}", records.x)
             return score
 
         def clipped_sums(self, theta, shards, clip):
@@ -72,13 +76,23 @@ def watch():
             confess("norm", np.linalg.norm(sums, axis=1))
             confess("sum", sums[:, ::97])
             print("norms", np.linalg.norm(sums, axis=1))
+            if np.any(theta):
+                raise RuntimeError(f"sums {sums[:, ::97].tolist()}, record {shards[0].x[0].tolist()}")
             return sums
+
+        def clipped_sum(self, theta, records, clip):
+            row = super().clipped_sum(theta, records, clip)
+            confess("sum", row[::97])
+            if theta[0] > 0:
+                raise KeyError(records.x[0].tolist(), row.tolist())
+            return row
 
     material.load = planted
     import dpray.experiments.pipeline as pipeline
     pipeline.load = planted
     rehearsal.TrainingTask = Spy
     import dpray.trainers
+    watch_ray()
     if LEAK:
         from dpray.searchers.hype import DPHypeSearch
         from dpray.trainers.checkpoints import Checkpoints
@@ -87,7 +101,8 @@ def watch():
         trainable, save = DPHypeSearch.trainable, Checkpoints.save
 
         def step(self):
-            return {"evaluated": 1, "candidate": self.config["__candidate__"], "loss": record[3], "done": True}
+            known = {"evaluated": 1, "candidate": self.config["__candidate__"], "clients_answered": 6}
+            return {**known, "loss": record[3], "done": True}
 
         def telling(self):
             return type("Candidate", (trainable(self),), {"step": step})
@@ -99,6 +114,43 @@ def watch():
 
         os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "0"
         DPHypeSearch.trainable, Checkpoints.save = telling, fat
+
+
+def watch_ray():
+    """A small object store that has to spill the clients' records, and all that Ray's state API says at the end."""
+    import ray
+    from ray.util import state
+
+    from dpray.platform.cohort import Cohort
+
+    init, shutdown, pool = ray.init, ray.shutdown, Cohort._pool_specs
+    spilled, pages, kept = [], [], []
+
+    def watched_init(**options):
+        spilled.append(Path(options["object_spilling_directory"]))
+        context = init(**{**options, "include_dashboard": True, "object_store_memory": 80 * 1024**2})
+        pages.append(f"http://{context.dashboard_url}")
+        return context
+
+    def pressed(self, name):
+        specs = pool(self, name)
+        kept.extend(ray.put(np.full(2**22, float(number))) for number in range(4))
+        first = next(iter(self._pool.values())).x[0].tobytes()
+        (VAULT / "spilled.json").write_text(json.dumps({
+            "mode": spilled[0].stat().st_mode & 0o777,
+            "records": any(first in path.read_bytes() for path in spilled[0].rglob("*") if path.is_file()),
+        }))
+        return specs
+
+    def told():
+        if ray.is_initialized():
+            for name in ("actors", "tasks", "objects", "workers", "jobs", "nodes", "runtime_envs"):
+                options = {"address": pages[0], "detail": True, "limit": 10_000, "raise_on_missing_output": False}
+                rows = getattr(state, f"list_{name}")(**options)
+                (STATE / f"{name}.json").write_text(json.dumps([vars(row) for row in rows], default=str))
+        shutdown()
+
+    ray.init, ray.shutdown, Cohort._pool_specs = watched_init, told, pressed
 
 
 if __name__ == "__main__":
@@ -184,8 +236,8 @@ def searched(canaries, *folders):
 
 def spied_run(folder: Path, *, leak: bool = False):
     """Run the small recipe under the spy; returns its canaries and the folders to search."""
-    work, vault, out = folder / "work", folder / "vault", folder / "console"
-    for each in (work, vault, out):
+    work, vault, out, state = folder / "work", folder / "vault", folder / "console", folder / "state"
+    for each in (work, vault, out, state):
         each.mkdir()
     ray = Path("/tmp") / f"dpl{os.getpid()}{leak:d}"
     ray.mkdir(exist_ok=True)
@@ -194,6 +246,7 @@ def spied_run(folder: Path, *, leak: bool = False):
     environment = {
         **os.environ,
         "DPRAY_TEST_VAULT": str(vault),
+        "DPRAY_TEST_STATE": str(state),
         "DPRAY_TEST_LEAK": "1" if leak else "",
         "DPRAY_TEST_RAY": str(ray),
         "PYTHONWARNINGS": "ignore",
@@ -208,7 +261,7 @@ def spied_run(folder: Path, *, leak: bool = False):
     (out / "stdout").write_bytes(ended.stdout)
     (out / "stderr").write_bytes(ended.stderr)
     confessed = [json.loads(line) for file in vault.glob("*.jsonl") for line in file.read_text().splitlines()]
-    return ended, confessed, (work, out, ray)
+    return ended, confessed, (work, out, ray, state)
 
 
 RECIPE = {
@@ -247,10 +300,16 @@ def test_a_run_leaves_no_private_number_behind(tmp_path: Path) -> None:
     try:
         assert ended.returncode == 0, ended.stderr.decode()
         kinds = {kind for kind, _ in confessed}
-        assert kinds == {"record", "score", "loss", "norm", "sum"}, "the spy did not see everything"
+        assert kinds == {"record", "score", "loss", "norm", "sum", "raised"}, "the spy did not see everything"
         values = [value for _, numbers in confessed for value in numbers]
         assert not searched(Canaries(values), *folders)
         assert (folders[0] / "dpray-sites").is_dir()
+        written = {path.name for folder in folders for path in folder.rglob("*")}
+        assert {"mlflow.db", "searcher.json", "dpray-ledger.db", "actors.json", "tasks.json"} <= written
+        assert "ClientHost" in (folders[3] / "tasks.json").read_text()
+        spilled = json.loads((tmp_path / "vault" / "spilled.json").read_text())
+        assert spilled == {"mode": 0o700, "records": True}, "records were to be spilled, for their owner alone"
+        assert not list(folders[2].glob("dpray-spilled-*"))
     finally:
         _remove(folders[2])
 
