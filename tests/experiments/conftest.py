@@ -48,6 +48,7 @@ class Workspace:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.program = [sys.executable, "-c", "from dpray.experiments.cli import main; main()"]
         self.begun: list[subprocess.Popen] = []
         folder.mkdir()
 
@@ -58,7 +59,7 @@ class Workspace:
         return place
 
     def begin(self, *arguments) -> subprocess.Popen:
-        command = [sys.executable, "-c", "from dpray.experiments.cli import main; main()", *map(str, arguments)]
+        command = [*self.program, *map(str, arguments)]
         environment = {**os.environ, "COLUMNS": "100", "PYTHONWARNINGS": "ignore"}
         environment.pop("RAY_ADDRESS", None)
         process = subprocess.Popen(
