@@ -255,7 +255,7 @@ def spied_run(folder: Path, *, leak: bool = False):
         [sys.executable, folder / "spy.py", "run", folder / "recipe.yaml", "--workspace", work],
         env=environment,
         capture_output=True,
-        timeout=240,
+        timeout=600,
         check=False,
     )
     (out / "stdout").write_bytes(ended.stdout)
@@ -295,6 +295,7 @@ def test_the_search_finds_a_canary_in_every_encoding(encode) -> None:
     assert not Canaries(values).in_bytes(noise + b" " + encode(values * 1.001) + b" " + noise)
 
 
+@pytest.mark.timeout(900)
 def test_a_run_leaves_no_private_number_behind(tmp_path: Path) -> None:
     ended, confessed, folders = spied_run(tmp_path)
     try:
@@ -314,6 +315,7 @@ def test_a_run_leaves_no_private_number_behind(tmp_path: Path) -> None:
         _remove(folders[2])
 
 
+@pytest.mark.timeout(900)
 def test_a_leaking_variant_is_caught(tmp_path: Path) -> None:
     _, confessed, folders = spied_run(tmp_path, leak=True)
     try:
