@@ -13,7 +13,7 @@ export RAY_ENABLE_UV_RUN_RUNTIME_ENV := 0
 export MLFLOW_DISABLE_TELEMETRY := true
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test slow-test cluster-test check lint types contract format pytest benchmark clean
+.PHONY: help install quickstart test slow-test cluster-test fault-test check lint types contract format pytest benchmark clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -64,11 +64,14 @@ pytest: $(STAMP)
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile --cov=platform/privacy --cov-branch --cov-report=term:skip-covered --cov-fail-under=95 $(PYTEST_ARGS)
 
 slow-test: $(STAMP)  ## the long runs (about half an hour on two cores)
-	$(BIN)/python -m pytest -m slow --timeout=1800 --ignore=tests/cluster $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m slow --timeout=1800 --ignore=tests/cluster --ignore=tests/faults $(PYTEST_ARGS)
 
 cluster-test: $(STAMP)  ## three hosts in network namespaces, by hand and by `ray up` (as root, Linux; a quarter of an hour)
 	$(BIN)/python -m pytest tests/cluster/test_hosts.py tests/cluster/test_by_hand.py --timeout=1800 $(PYTEST_ARGS)
 	$(BIN)/python -m pytest tests/cluster/test_ray_up.py --timeout=1800 $(PYTEST_ARGS)
+
+fault-test: $(STAMP)  ## kill, stop, starve and cut off runs while they are watched from outside (about 40 minutes)
+	$(BIN)/python -m pytest -m slow -s --timeout=3600 tests/faults $(PYTEST_ARGS)
 
 benchmark: $(STAMP)  ## rounds per second against a plain NumPy loop, and the ledger's share
 	$(BIN)/python -m dpray.experiments.benchmarks.rounds

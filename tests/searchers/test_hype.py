@@ -129,6 +129,7 @@ class TestCandidates:
             DPHypeSearch(cohort, run, budget=HALF, space=space)
 
         assert (population.account("client").spent, population.account("client").reserved) == (0, 0)
+
     def test_explicit_ones_with_constants_of_the_tuner(self, cohort, run):
         search = DPHypeSearch(cohort, run, budget=HALF, candidates=[{"x": 1}, {"x": 2}, {"x": 1}])
         search.set_search_properties(None, None, {"fixed": "y"}, num_samples=10)
