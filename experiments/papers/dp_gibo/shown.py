@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpray.experiments.papers.dp_gibo.intervals import geometric, paired
 from dpray.experiments.papers.dp_gibo.tables import Row, Table
+from dpray.experiments.papers.intervals import geometric, paired
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dpray.experiments.papers import rows
 from dpray.experiments.papers.dp_gibo.methods import FAMILIES, Found, Ground, dp_gibo
 from dpray.experiments.papers.dp_gibo.simulate import accounts
 from dpray.experiments.papers.dp_gibo.tasks import TASKS, Task
@@ -169,70 +166,14 @@ def available(table: Table, tasks: Mapping[str, Task] = TASKS) -> tuple[Table, l
 
 
 def fill(todo: Sequence[Job], place: Path, *, workers: int = 1, told: Callable[[str], object] = print) -> int:
-    """Run the jobs whose rows `place` does not have, and write each one's rows when it is done.
-
-    Returns:
-        How many jobs were run. Interrupted, it loses the jobs under way and nothing else.
-    """
-    have = {(row.task, row.variant, row.family, row.seed) for row in read(place)}
-    fresh = [job for job in todo if job.key not in have]
-    told(f"{len(todo)} jobs, {len(todo) - len(fresh)} of them are in {place.name}")
-    with _mapper(workers) as imap:
-        for count, rows in enumerate(imap(Job.rows, fresh), 1):
-            _append(place, rows)
-            if count % 10 == 0 or count == len(fresh):
-                told(f"{count} of {len(fresh)}: {rows[-1].task}, seed {rows[-1].seed}, {rows[-1].method}")
-    return len(fresh)
+    """Run the jobs whose rows `place` does not have; returns how many. See `rows.fill`."""
+    return rows.fill(todo, place, Row, _job_of, Job.rows, workers=workers, told=told)
 
 
 def read(place: Path) -> list[Row]:
-    """The rows of a CSV; none where there is no file. A last line that was not written whole is left out."""
-    if not place.is_file():
-        return []
-    with place.open(newline="", encoding="utf-8") as file:
-        lines = [line for line in csv.DictReader(file) if None not in line.values()]
-    return [
-        Row(
-            line["task"],
-            line["variant"],
-            line["family"],
-            line["method"],
-            float(line["mu"]),
-            int(line["seed"]),
-            int(line["evaluations"]),
-            float(line["loss"]),
-            float(line["seconds"]),
-        )
-        for line in lines
-    ]
+    """The rows of a CSV; see `rows.read`."""
+    return rows.read(place, Row)
 
 
-def _append(place: Path, rows: Sequence[Row]) -> None:
-    """All rows of a job in one write, so that none of them is there without the others."""
-    place.parent.mkdir(parents=True, exist_ok=True)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, [each.name for each in dataclasses.fields(Row)], lineterminator="\n")
-    if not place.is_file():
-        writer.writeheader()
-    writer.writerows(dataclasses.asdict(row) for row in rows)
-    with place.open("a", newline="", encoding="utf-8") as file:
-        file.write(text.getvalue())
-        file.flush()
-        os.fsync(file.fileno())
-
-
-@contextmanager
-def _mapper(workers: int) -> Iterator[Callable[..., Iterable[list[Row]]]]:
-    """`map` in this process, or `imap_unordered` over several; one BLAS thread each."""
-    if workers == 1:
-        from threadpoolctl import threadpool_limits
-
-        with threadpool_limits(limits=1):
-            yield map
-        return
-    import multiprocessing
-
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ[name] = "1"
-    with multiprocessing.get_context("spawn").Pool(workers) as pool:
-        yield pool.imap_unordered
+def _job_of(row: Row) -> rows.Key:
+    return row.task, row.variant, row.family, row.seed

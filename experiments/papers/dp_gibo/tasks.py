@@ -16,18 +16,15 @@ bound c = ½ of private random search.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dpray.experiments.papers.dp_gibo.data import CT_SLICES, ct_slices
 from dpray.experiments.papers.dp_gibo.objectives import GPRegression, GroupLasso, KernelSVR, Objective
-from dpray.platform.datasets import DatasetMissing
+from dpray.experiments.papers.folder import data_folder
 
-_SHARED = Path(__file__).resolve().parents[3].parent / "shared" / "data"
 _FEATURES = {"gas": 100, "keggundirected": 26, "ct_slices": 19}
 _ENOUGH = 10_000  # records; the part of the CT slices has fewer, and so has gas
 
@@ -80,19 +77,6 @@ TASKS = {
     )
 }
 """Every task, by name."""
-
-
-def data_folder() -> Path:
-    """Where real data is: DPRAY_DATA, else `../shared/data` beside the checkout.
-
-    Raises:
-        DatasetMissing: neither is a folder.
-    """
-    named = os.environ.get("DPRAY_DATA")
-    folder = Path(named).expanduser() if named else _SHARED
-    if not folder.is_dir():
-        raise DatasetMissing(f"The real data is not here: {folder} is no folder. Name its folder in DPRAY_DATA.")
-    return folder
 
 
 class Remembering:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpray.experiments.papers.dp_gibo.intervals import geometric, paired
+from dpray.experiments.papers.intervals import geometric, paired
 
 
 def test_the_mean_is_geometric():
