@@ -6,6 +6,8 @@
 | mnist          | 10 digits, 28 × 28           | `mnist.npz`                          | 784, / 255           |
 | adult          | income above 50 000          | `adult.npz`                          | 108, `ADULT_SCALES`  |
 | cifar10        | 10 objects, frozen features  | `cifar10_jpeg_effnetlite0_rp256.npz` | 256, / 8             |
+| cifar10_jpeg   | 10 objects, 32 × 32 colour   | `cifar10_jpeg_full60k.npz`           | 3 072, / 255         |
+| cifar10_jpeg16 | the same at 16 × 16          | `cifar10_jpeg_full60k.npz`           | 768, / 255           |
 | pneumoniamnist | pneumonia, 28 × 28           | `pneumoniamnist_balanced.npz`        | 784, / 255           |
 | protein, keggundirected, bike, gas, parkinsons | regression | `uci_regression_fallback.npz` | 9 … 128, as they are |
 
@@ -208,6 +210,25 @@ def _cifar(arrays: Mapping[str, NDArray[Any]]) -> Dataset:
     )
 
 
+def _cifar_images(name: str, halved: bool) -> Callable[[Mapping[str, NDArray[Any]]], Dataset]:
+    def read(arrays: Mapping[str, NDArray[Any]]) -> Dataset:
+        from dpray.platform.jpeg import decoded
+
+        x_train, x_test = (
+            decoded(arrays[f"jpeg_{part}"], arrays[f"offsets_{part}"], 32, halved=halved) for part in ("train", "test")
+        )
+        return _dataset(
+            name,
+            (x_train, arrays["y_train"], x_test, arrays["y_test"]),
+            tuple(str(label) for label in arrays["classes"]),
+            "not stated: not to be redistributed",
+            "CIFAR-10-JPEG: a lossy JPEG copy. Not to be compared with published CIFAR-10 numbers. Sorted by class. "
+            f"Pixels 0 … 255 are divided by 255, channels first{', means of 2 × 2 pixels' if halved else ''}.",
+        )
+
+    return read
+
+
 def _pneumonia(arrays: Mapping[str, NDArray[Any]]) -> Dataset:
     x_train = np.concatenate([_pixels(arrays["train_images"]), _pixels(arrays["val_images"])])
     y_train = np.concatenate([arrays["train_labels"], arrays["val_labels"]])
@@ -277,6 +298,14 @@ _SOURCES: dict[str, Source] = {
     "cifar10": Source(
         _cifar, "cifar10_jpeg_effnetlite0_rp256.npz", f"It holds features of CIFAR-10 by a public backbone. {_BY_HAND}"
     ),
+    **{
+        name: Source(
+            _cifar_images(name, halved),
+            "cifar10_jpeg_full60k.npz",
+            f"It holds CIFAR-10 (https://www.cs.toronto.edu/~kriz/cifar.html) as JPEG. {_BY_HAND}",
+        )
+        for name, halved in (("cifar10_jpeg", False), ("cifar10_jpeg16", True))
+    },
     "pneumoniamnist": Source(
         _pneumonia, "pneumoniamnist_balanced.npz", f"It is a part of MedMNIST (https://medmnist.com). {_BY_HAND}"
     ),

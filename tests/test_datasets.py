@@ -1,10 +1,12 @@
 """Real data by name: formats, public scaling, and what is said when a file is not there."""
 
+import io
 import json
 import traceback
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from dpray.platform.datasets import ADULT_SCALES, Dataset, DatasetDamaged, DatasetMissing, load, names
 
@@ -45,6 +47,22 @@ def cifar():
     }
 
 
+def jpegs():
+    arrays = {"classes": np.array([f"class {index}" for index in range(10)])}
+    for part, labels in (("train", [0, 1, 9, 9]), ("test", [3, 4])):
+        files = [jpeg(RNG.integers(0, 256, (32, 32, 3), dtype=np.uint8)) for _ in labels]
+        arrays[f"jpeg_{part}"] = np.frombuffer(b"".join(files), dtype=np.uint8)
+        arrays[f"offsets_{part}"] = np.cumsum([0, *map(len, files)])
+        arrays[f"y_{part}"] = np.array(labels, dtype=np.uint8)
+    return arrays
+
+
+def jpeg(pixels, kind="JPEG"):
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, kind)
+    return file.getvalue()
+
+
 def pneumonia():
     parts = {"train": 3, "val": 2, "test": 1}
     arrays = {f"{part}_images": images(number) for part, number in parts.items()}
@@ -64,6 +82,8 @@ FILES = {
     "mnist": ("mnist.npz", mnist),
     "adult": ("adult.npz", adult),
     "cifar10": ("cifar10_jpeg_effnetlite0_rp256.npz", cifar),
+    "cifar10_jpeg": ("cifar10_jpeg_full60k.npz", jpegs),
+    "cifar10_jpeg16": ("cifar10_jpeg_full60k.npz", jpegs),
     "pneumoniamnist": ("pneumoniamnist_balanced.npz", pneumonia),
     "gas": ("uci_regression_fallback.npz", uci),
     "bike": ("uci_regression_fallback.npz", uci),
@@ -72,6 +92,8 @@ SHAPES = {
     "mnist": (3, 1, 784),
     "adult": (2, 1, 6),
     "cifar10": (4, 2, 256),
+    "cifar10_jpeg": (4, 2, 3072),
+    "cifar10_jpeg16": (4, 2, 768),
     "pneumoniamnist": (5, 1, 784),
     "gas": (18, 2, 128),
     "bike": (18, 2, 17),
@@ -81,6 +103,7 @@ REAL = {
     "mnist": (60_000, 10_000, 784, 10),
     "adult": (32_561, 16_281, 108, 2),
     "cifar10": (50_000, 10_000, 256, 10),
+    "cifar10_jpeg16": (50_000, 10_000, 768, 10),
     "pneumoniamnist": (2_698, 468, 784, 2),
     "protein": (None, None, 9, 0),
     "keggundirected": (None, None, 27, 0),
@@ -123,13 +146,20 @@ def test_a_records_features_do_not_depend_on_other_records(tmp_path, name):
     """Halve the training part: the features of what is left are bit for bit the same."""
     file, make = FILES[name]
     arrays = make()
-    rows = {"mnist": ["x_train", "y_train"], "adult": ["x_train", "y_train"], "cifar10": ["f_train", "y_train"]}.get(
-        name, [key for key in arrays if key.startswith(("train_", "gas_", "bike_"))]
-    )
+    rows = {
+        "mnist": ["x_train", "y_train"],
+        "adult": ["x_train", "y_train"],
+        "cifar10": ["f_train", "y_train"],
+        "jpeg": ["y_train"],
+    }.get("jpeg" if "jpeg" in name else name, [key for key in arrays if key.startswith(("train_", "gas_", "bike_"))])
+
     features = []
     for label, keep in (("all", None), ("fewer", 2)):
         (tmp_path / label).mkdir()
         kept = {key: array[:keep] if key in rows else array for key, array in arrays.items()}
+        if "jpeg" in name and keep:
+            end = arrays["offsets_train"][keep]
+            kept["offsets_train"], kept["jpeg_train"] = arrays["offsets_train"][: keep + 1], arrays["jpeg_train"][:end]
         np.savez(tmp_path / label / file, **kept)
         features.append(load(name, tmp_path / label).x_train)
     assert features[1][0].tobytes() == features[0][0].tobytes()
@@ -143,6 +173,54 @@ def test_pixels_are_scaled_by_what_a_pixel_can_be(folder):
     assert np.all(digits.x_train * 16 == np.rint(digits.x_train * 16))
 
 
+def test_images_are_decoded_channels_first_and_halved_by_means(tmp_path):
+    """One colour each: JPEG keeps it up to a rounding of the colour space."""
+    arrays = jpegs()
+    flat = [jpeg(np.full((32, 32, 3), colour, dtype=np.uint8)) for colour in ((255, 0, 0), (0, 128, 255))]
+    arrays["jpeg_test"] = np.frombuffer(b"".join(flat), dtype=np.uint8)
+    arrays["offsets_test"] = np.cumsum([0, *map(len, flat)])
+    np.savez(tmp_path / "cifar10_jpeg_full60k.npz", **arrays)
+    whole, half = load("cifar10_jpeg", tmp_path), load("cifar10_jpeg16", tmp_path)
+    colours = whole.x_test.reshape(2, 3, 32, 32).mean(axis=(2, 3))
+    np.testing.assert_allclose(colours, [[1, 0, 0], [0, 128 / 255, 1]], atol=3 / 255)
+    means = whole.x_train.reshape(4, 3, 16, 2, 16, 2).mean(axis=(3, 5)).reshape(4, -1)
+    np.testing.assert_allclose(half.x_train, means, atol=1e-12)
+
+
+def large_images(arrays):
+    files = [jpeg(np.zeros((64, 64, 3), dtype=np.uint8))] * 2
+    return {
+        "jpeg_test": np.frombuffer(b"".join(files), dtype=np.uint8),
+        "offsets_test": np.cumsum([0, *map(len, files)]),
+    }
+
+
+def other_files(arrays):
+    files = [jpeg(np.zeros((32, 32, 3), dtype=np.uint8), "PNG")] * 2
+    return {
+        "jpeg_test": np.frombuffer(b"".join(files), dtype=np.uint8),
+        "offsets_test": np.cumsum([0, *map(len, files)]),
+    }
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda arrays: {"jpeg_train": arrays["jpeg_train"][:-1]},
+        lambda arrays: {"offsets_train": arrays["offsets_train"][::-1]},
+        lambda arrays: {"offsets_train": arrays["offsets_train"] * 0},
+        lambda arrays: {"jpeg_train": np.zeros_like(arrays["jpeg_train"])},
+        large_images,
+        other_files,
+    ],
+)
+def test_a_stream_that_holds_no_such_images_is_refused(tmp_path, damage):
+    arrays = jpegs()
+    np.savez(tmp_path / "cifar10_jpeg_full60k.npz", **(arrays | damage(arrays)))
+    with pytest.raises(DatasetDamaged, match="is not the file"):
+        load("cifar10_jpeg", tmp_path)
+
+
 def test_adult_is_one_hot_by_public_categories_and_scaled_by_public_numbers(folder):
     data = load("adult", folder)
     np.testing.assert_allclose(
@@ -151,7 +229,9 @@ def test_adult_is_one_hot_by_public_categories_and_scaled_by_public_numbers(fold
     )
 
 
-@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if "jpeg" in name else ()) for name in REAL]
+)
 def test_real_files_have_their_published_sizes(request, name):
     data = load(name, None if name == "digits" else request.getfixturevalue("data_dir"))
     check(data)
