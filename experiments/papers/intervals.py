@@ -8,6 +8,8 @@
 Losses of different seeds (other data, another start) differ by a factor, so means are geometric and differences are
 ratios. Intervals are Student's t, 95 %, over the seeds: of the mean of x_k or r_k, then exponentiated. Pairing takes
 the spread between seeds out: the interval of a ratio is much narrower than the two losses' own.
+
+Accuracies are averaged as they are (`plain`), over runs.
 """
 
 from __future__ import annotations
@@ -17,14 +19,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
+
+FloatArray = NDArray[np.float64]
 
 CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A geometric mean and its interval; NaN bounds where there is one seed only."""
+    """A mean, geometric for losses, and its interval; NaN bounds where there is one seed only."""
 
     mean: float
     low: float
@@ -63,6 +67,19 @@ def geometric(losses: ArrayLike) -> Interval:
     return _exponentiated(np.log(values))
 
 
+def plain(values: ArrayLike) -> Interval:
+    """Mean of values, one per run, with its interval: for accuracies, which have a scale of their own.
+
+    Raises:
+        ValueError: no values, or one that is not finite.
+    """
+    given = np.asarray(values, dtype=np.float64)
+    if not given.size or not np.isfinite(given).all():
+        raise ValueError(f"{given.size} values were given; give one or more, all finite.")
+    mean, half = _student(given)
+    return Interval(mean, mean - half, mean + half)
+
+
 def paired(losses: Mapping[int, float], reference: Mapping[int, float]) -> Pairing:
     """Losses by seed against the reference's: only seeds that both have count.
 
@@ -76,11 +93,17 @@ def paired(losses: Mapping[int, float], reference: Mapping[int, float]) -> Pairi
     return Pairing(_exponentiated(ratios), int((ratios > 0).sum()), len(shared))
 
 
-def _exponentiated(logs: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Interval:
+def _exponentiated(logs: FloatArray) -> Interval:
+    mean, half = _student(logs)
+    return Interval(math.exp(mean), math.exp(mean - half), math.exp(mean + half))
+
+
+def _student(values: FloatArray) -> tuple[float, float]:
+    """Mean, and half the width of its interval; NaN for one value."""
     from scipy.stats import t
 
-    mean, count = float(logs.mean()), len(logs)
+    count = len(values)
     if count < 2:
-        return Interval(math.exp(mean), math.nan, math.nan)
-    half = float(t.ppf(0.5 + CONFIDENCE / 2, count - 1)) * float(logs.std(ddof=1)) / math.sqrt(count)
-    return Interval(math.exp(mean), math.exp(mean - half), math.exp(mean + half))
+        return float(values.mean()), math.nan
+    half = float(t.ppf(0.5 + CONFIDENCE / 2, count - 1)) * float(values.std(ddof=1)) / math.sqrt(count)
+    return float(values.mean()), half

@@ -8,13 +8,14 @@ from pathlib import Path
 
 from dpray.experiments.papers.dp_gibo.shown import draw, written
 from dpray.experiments.papers.dp_gibo.tables import TABLES, available, fill, jobs, read
+from dpray.experiments.papers.seeds import seeds_of
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Fill a table's CSV, and write it as text and as a plot beside it."""
     parser = argparse.ArgumentParser(prog="python -m dpray.experiments.papers.dp_gibo", description=__doc__)
     parser.add_argument("table", choices=sorted(TABLES))
-    parser.add_argument("--seeds", type=_range, help="first:end, end left out; the table's own by default")
+    parser.add_argument("--seeds", type=seeds_of, help="first:end, end left out; the table's own by default")
     parser.add_argument("--workers", type=int, default=2, help="processes")
     parser.add_argument("--out", type=Path, default=Path("dp_gibo_results"), help="folder of CSV, text and plot")
     given = parser.parse_args(arguments)
@@ -39,16 +40,6 @@ def main(arguments: list[str] | None = None) -> int:
     print(text)
     told(f"done: {ran} jobs in this run, {len(rows)} rows in {place}")
     return 0
-
-
-def _range(text: str) -> range:
-    try:
-        first, end = (int(part) for part in text.split(":"))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not first:end, as in 200:205") from None
-    if not 0 <= first < end:
-        raise argparse.ArgumentTypeError(f"{text!r} holds no seed: first must be below end")
-    return range(first, end)
 
 
 if __name__ == "__main__":

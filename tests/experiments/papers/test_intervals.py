@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpray.experiments.papers.intervals import geometric, paired
+from dpray.experiments.papers.intervals import geometric, paired, plain
 
 
 def test_the_mean_is_geometric():
@@ -22,6 +22,16 @@ def test_the_interval_is_that_of_scipys_t_test():
     low, high = stats.ttest_1samp(logs, 0.0).confidence_interval(0.95)
     found = geometric(np.exp(logs))
     assert (found.low, found.high) == pytest.approx((math.exp(low), math.exp(high)))
+
+
+def test_accuracies_are_averaged_as_they_are():
+    found = plain([0.7, 0.9])
+    assert found.mean == pytest.approx(0.8)
+    # Standard error .1, Student's t with one degree of freedom at 95 %: tan(.475 π).
+    assert found.high - found.mean == found.mean - found.low == pytest.approx(0.1 * math.tan(0.475 * math.pi))
+    assert math.isnan(plain([0.0]).high)
+    with pytest.raises(ValueError, match="all finite"):
+        plain([0.5, math.nan])
 
 
 def test_it_covers_the_truth_as_often_as_it_says():

@@ -1,0 +1,143 @@
+"""What every candidate is worth: federated averaging of all candidates at once, scored on records that did not vote.
+
+| symbol | meaning                                                                             | shape    |
+|--------|-------------------------------------------------------------------------------------|----------|
+| m      | candidates trained side by side                                                     |          |
+| Θ      | their global models                                                                 | (m, …)   |
+| Θ_i    | the same after client i's E local epochs                                            | (m, …)   |
+| η, γ, β | rate of the first epoch, factor on it after each epoch, momentum; anew every round  | (m,)     |
+
+FedAvg (McMahan et al. 2017) with all clients: Θ ← Σ |D_i| Θ_i / Σ |D_i|, with SGD in minibatches of 64 at the clients.
+Every candidate starts from parameters of its own, as in the authors' code. No noise, no clipping: this is what a choice
+is worth, not a private training (`private.py` has that).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpray.experiments.papers.dp_hype.grid import Config
+from dpray.platform.cohort.client import Records
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from dpray.trainers.local_search import StackedModel
+
+BATCH = 64
+_TESTED_AT_ONCE = 1_000
+
+
+def accuracies(
+    model: StackedModel,
+    configs: Sequence[Config],
+    clients: Sequence[Records],
+    test: Records,
+    *,
+    rounds: int,
+    epochs: int,
+    dropout: float,
+    seed: int,
+) -> NDArray[np.float64]:
+    """Accuracy of each candidate's global model after all rounds, (m,).
+
+    A model that diverged predicts class 0, as an argmax of NaN does. Candidates whose rate is 0 after the first epoch
+    (γ = 0) are trained for that epoch only, and those of rate 0 not at all: the parameters are the same.
+    """
+    import torch
+
+    starts = [model.initial(_seed(seed, "start", number)) for number in range(len(configs))]
+    stack = [torch.stack(parts) for parts in zip(*starts, strict=True)]
+    for chosen, own_epochs in _groups(configs, epochs):
+        own = [part[chosen] for part in stack]
+        rates = [torch.tensor([configs[i][name] for i in chosen]) for name in ("learning_rate", "gamma", "momentum")]
+        for t in range(rounds):
+            own = _round(model, own, rates, clients, own_epochs, dropout, _seed(seed, "round", t))
+        for part, trained in zip(stack, own, strict=True):
+            part[chosen] = trained
+    return tested(model, stack, test)
+
+
+def tested(model: StackedModel, theta: list[Tensor], test: Records) -> NDArray[np.float64]:
+    """Share of the records that each model predicts right, (m,)."""
+    import torch
+
+    right = np.zeros(len(theta[0]))
+    with torch.no_grad():
+        for first in range(0, len(test), _TESTED_AT_ONCE):
+            rows = slice(first, first + _TESTED_AT_ONCE)
+            z = model.logits(theta, torch.from_numpy(np.ascontiguousarray(test.x[rows])))
+            classes = (z[..., 0] > 0).long() if z.shape[-1] == 1 else z.nan_to_num(nan=-torch.inf).argmax(dim=-1)
+            right += (classes == torch.from_numpy(np.asarray(test.y[rows]))).sum(dim=1).numpy()
+    return right / len(test)
+
+
+def _groups(configs: Sequence[Config], epochs: int) -> list[tuple[list[int], int]]:
+    """Candidates by the epochs in which they move."""
+    moving = [number for number, config in enumerate(configs) if config["learning_rate"] > 0]
+    groups = (
+        ([number for number in moving if configs[number]["gamma"] > 0], epochs),
+        ([number for number in moving if configs[number]["gamma"] == 0], 1),
+    )
+    return [group for group in groups if group[0]]
+
+
+def _round(
+    model: StackedModel,
+    theta: list[Tensor],
+    rates: Sequence[Tensor],
+    clients: Sequence[Records],
+    epochs: int,
+    dropout: float,
+    seed: int,
+) -> list[Tensor]:
+    """Θ after one round: the mean of the clients' Θ_i, weighted by their records."""
+    import torch
+
+    total = sum(len(records) for records in clients)
+    mean = [torch.zeros_like(part, dtype=torch.float64) for part in theta]
+    for number, records in enumerate(clients):
+        trained = _descended(model, theta, rates, records, epochs, dropout, _seed(seed, "client", number))
+        for sum_of, part in zip(mean, trained, strict=True):
+            sum_of.add_(part, alpha=len(records) / total)
+    return [part.float() for part in mean]
+
+
+def _descended(
+    model: StackedModel,
+    theta: list[Tensor],
+    rates: Sequence[Tensor],
+    records: Records,
+    epochs: int,
+    dropout: float,
+    seed: int,
+) -> list[Tensor]:
+    """Θ_i: SGD with momentum and a step schedule from Θ, on one client's records."""
+    import torch
+
+    rng = np.random.default_rng(seed)
+    x, y = torch.from_numpy(np.ascontiguousarray(records.x)), torch.from_numpy(np.asarray(records.y, dtype=np.int64))
+    theta = [part.clone() for part in theta]
+    velocity = [torch.zeros_like(part) for part in theta]
+    learning_rate, gamma, momentum = (
+        [rate.reshape(-1, *[1] * (part.dim() - 1)).to(part.dtype) for part in theta] for rate in rates
+    )
+    for epoch in range(epochs):
+        order = torch.from_numpy(rng.permutation(len(records)))
+        for first in range(0, len(records), BATCH):
+            batch = order[first : first + BATCH]
+            gradients = model.gradients(theta, x[batch], y[batch], dropout, int(rng.integers(2**62)))
+            for part, speed, gradient, rate, factor, beta in zip(
+                theta, velocity, gradients, learning_rate, gamma, momentum, strict=True
+            ):
+                speed.mul_(beta).add_(gradient)
+                part.sub_(speed * (rate * factor**epoch))
+    return theta
+
+
+def _seed(seed: int, name: str, number: int) -> int:
+    return int(np.random.default_rng([seed, len(name), number]).integers(2**62))

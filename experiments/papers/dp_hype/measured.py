@@ -1,0 +1,91 @@
+"""What a condition's numbers are made of, computed once: local scores, and what every candidate is worth.
+
+| symbol | meaning                                                                       | shape  |
+|--------|-------------------------------------------------------------------------------|--------|
+| s      | local scores: accuracy on the fifth of its records that a client held out     | (n, p) |
+| a      | accuracy of each candidate's federated model on records that did not vote     | (p,)   |
+
+Votes are cheap and repeated; these are not, and are kept in a file a condition, outside the repository.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpray.experiments.papers.dp_hype import federated
+from dpray.experiments.papers.dp_hype.grid import GRID, Config, standing_for
+from dpray.experiments.papers.dp_hype.tasks import Condition, Ground, Task
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """The numbers of one condition.
+
+    Attributes:
+        local: s, (n, p); NaN where a training diverged or a client had too few records.
+        worth: a, (p,).
+    """
+
+    local: FloatArray
+    worth: FloatArray
+
+
+def measured(condition: Condition, cache: Path) -> Measured:
+    """The numbers of a condition, from the cache if they are there.
+
+    Raises:
+        DatasetMissing: the data is not there.
+    """
+    place = cache / f"{'-'.join(str(part) for part in condition.key)}.npz"
+    if place.is_file():
+        with np.load(place) as arrays:
+            return Measured(arrays["local"], arrays["worth"])
+    ground = condition.ground()
+    task, seed = condition.task, condition.seed
+    found = Measured(local_scores(task, ground, seed), worths(task, ground, seed))
+    place.parent.mkdir(parents=True, exist_ok=True)
+    half = place.with_suffix(f".{os.getpid()}.part")
+    with half.open("wb") as file:
+        np.savez(file, local=found.local, worth=found.worth)
+    half.replace(place)
+    return found
+
+
+def local_scores(task: Task, ground: Ground, seed: int, grid: Sequence[Config] = GRID) -> FloatArray:
+    """s: every client trains every candidate by the product's own local search, (n, p)."""
+    from dpray.trainers.local_search import LocalSearchTask
+
+    search = LocalSearchTask(task.model(), training={"epochs": task.epochs, "dropout": task.dropout})
+    configs = _trained(task, grid)
+    distinct = [config for number, config in enumerate(configs) if configs.index(config) == number]
+    rows = [
+        search.fit_and_scores(distinct, records, np.random.default_rng([seed, 13, number]))
+        for number, records in enumerate(ground.clients)
+    ]
+    return np.asarray(np.array(rows)[:, [distinct.index(config) for config in configs]], dtype=np.float64)
+
+
+def worths(task: Task, ground: Ground, seed: int, grid: Sequence[Config] = GRID) -> FloatArray:
+    """a: federated averaging of every candidate, from a start of its own, (p,)."""
+    return federated.accuracies(
+        task.model(),
+        _trained(task, grid),
+        ground.clients,
+        ground.test,
+        rounds=task.rounds,
+        epochs=task.epochs,
+        dropout=task.dropout,
+        seed=seed,
+    )
+
+
+def _trained(task: Task, grid: Sequence[Config]) -> list[Config]:
+    return [standing_for(config) for config in grid] if task.shares_slow else list(grid)

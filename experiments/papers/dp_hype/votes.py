@@ -1,0 +1,246 @@
+"""Ways to choose a candidate from clients' local scores: DP-HYPE's vote, and what it is compared with.
+
+| symbol   | meaning                                                                    | shape  |
+|----------|----------------------------------------------------------------------------|--------|
+| s        | local scores in [0, 1], row i stays with client i; NaN is worst            | (n, p) |
+| m_i      | message of client i                                                        | (p,)   |
+| S        | Σ m_i plus noise of std σ = Δ'/μ in every coordinate                       | (p,)   |
+| Δ        | L2 sensitivity of Σ m_i to replacing one client                            |        |
+| n_j      | clients that were given candidate j (subsets), public                      | (p,)   |
+
+| method        | m_i                                                  | Δ              | chosen          |
+|---------------|------------------------------------------------------|----------------|-----------------|
+| k=5, k=1      | ones at the k best                                   | √(2 min(k, p−k)) | argmax S      |
+| top scores    | the scores of the k best, 0 elsewhere                | √min(2k, p)    | argmax S        |
+| all scores    | all scores                                           | √p             | argmax S        |
+| subsets       | the score of the one candidate that i was given      | 1              | argmax S_j/n_j  |
+
+"top scores" and "subsets" are the authors' ablations *RawLosses* and *Subsets*. Noise is calibrated by the product's
+own `Mechanism.noise` and drawn on its grid, in shares of n clients of which one is taken for a colluder, as in a
+cohort: σ_S is σ√(n/(n−1)). It is seeded, so that a table can be made again: NOT PRIVATE, public data only.
+
+The authors' noise, against the sensitivities derived below:
+
+- Votes: σ is 103, 46, 24, 12.5, 4.7 at ε = .1, .25, .5, 1, 3, from 6 to 9 % more than k = 5 asks for.
+- RawLosses: the same, and Δ = √(2k) is right there.
+- Subsets: σ is 45, 25, 10.7, 5.5, 2.08 on the *mean* of a subset, what Δ = √2 asks for, and more. But a client moves
+  one coordinate only, by 1/n_j at most: with one client a candidate (n = p = 100) that is √2 times too much noise, with
+  two or three (n = 250) 2.8 to 4.2 times.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpray.platform.privacy import gdp
+from dpray.platform.privacy.clipping import float_sum_error
+from dpray.platform.privacy.mechanisms import Mechanism, TopKVotes, top_k_votes
+from dpray.platform.privacy.noise import NoiseSource, counted_noisers, from_grid, to_grid
+from dpray.platform.privacy.units import Unit
+
+FloatArray = NDArray[np.float64]
+
+DELTA = 1e-5
+
+
+@dataclass(frozen=True)
+class TopScores(Mechanism):
+    """Sum over clients of vectors with at most k entries in [0, 1] that are not zero.
+
+    Sensitivity: let two such vectors have o places in common where neither is zero. They differ by 1 at most in each of
+    2k − o places, and there are no more than p of those: Δ = √min(2k, p), attained by k ones against k others for
+    2k ≤ p, and approached by ones against numbers close to 0 otherwise.
+
+    *Guarantee.* With noise Δ'/μ on every coordinate the sum is μ-GDP for the unit `client` under replace-one, whatever
+    the scores were computed from inside the client.
+
+    Args:
+        votes: k.
+        candidates: p.
+        clients: n, public; it enters through the error of float64 sums.
+    """
+
+    name: ClassVar[str] = "top scores"
+    votes: int
+    candidates: int
+    clients: int
+    unit: Unit = field(default=Unit.CLIENT, init=False)
+    dimension: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dimension", self.candidates)
+
+    @property
+    def sensitivity(self) -> float:
+        """Δ = √min(2k, p)."""
+        return math.sqrt(min(2 * self.votes, self.candidates))
+
+    @property
+    def summation_error(self) -> float:
+        """A message's norm is √k at most."""
+        return math.sqrt(self.votes) * float_sum_error(self.clients, self.candidates)
+
+
+@dataclass(frozen=True)
+class OneScore(Mechanism):
+    """Sum over clients of vectors with one entry in [0, 1], at a place that is public and fixed for each client.
+
+    Sensitivity: a client that is replaced keeps its place, so one coordinate moves, by at most 1: Δ = 1. Means over the
+    n_j clients of a place are post-processing.
+
+    *Guarantee.* As `TopScores`. Who has which place must not depend on data.
+
+    Args:
+        candidates: p.
+        clients: n, public.
+    """
+
+    name: ClassVar[str] = "one score"
+    candidates: int
+    clients: int
+    unit: Unit = field(default=Unit.CLIENT, init=False)
+    dimension: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dimension", self.candidates)
+
+    @property
+    def sensitivity(self) -> float:
+        """Δ = 1."""
+        return 1.0
+
+    @property
+    def summation_error(self) -> float:
+        """A message's norm is 1 at most."""
+        return float_sum_error(self.clients, self.candidates)
+
+
+class Rule(ABC):
+    """How clients' scores become a choice."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """As in the tables."""
+
+    @abstractmethod
+    def mechanism(self, clients: int, candidates: int) -> Mechanism:
+        """Of the sum of messages."""
+
+    @abstractmethod
+    def messages(self, scores: FloatArray, rng: np.random.Generator) -> FloatArray:
+        """Row i depends on client i's scores, on `rng` and on what is public.
+
+        Args:
+            scores: (n, p) in [0, 1], or NaN.
+            rng: for ties, and for what is drawn in public.
+        """
+
+    def standing(self, total: FloatArray, clients: int) -> FloatArray:
+        """What is compared, (p,), from the released sum."""
+        return total
+
+    def choose(self, scores: FloatArray, epsilon: float, source: NoiseSource, *key: str | int) -> int:
+        """Number of the chosen candidate.
+
+        Args:
+            scores: s, (n, p).
+            epsilon: of the release, at δ = 1e-5; ∞: without noise.
+            source: seeded: the same key gives the same ballots and the same noise.
+            key: names the repetition.
+        """
+        n, p = scores.shape
+        total = self.messages(np.clip(scores, 0.0, 1.0), source.generator(*key, "ballots")).sum(axis=0)
+        if math.isfinite(epsilon):
+            noise = self.mechanism(n, p).noise(gdp.mu(epsilon, DELTA), noisers=counted_noisers(n, 1))
+            shares = source.draw(noise, (n, p), *key, "noise")
+            total = from_grid(to_grid(total, noise.grid) + shares.sum(axis=0), noise.grid)
+        standing = self.standing(total, n)
+        best = np.flatnonzero(standing == standing.max())
+        return int(source.generator(*key, "tie").choice(best))
+
+
+@dataclass(frozen=True)
+class Votes(Rule):
+    """DP-HYPE: ones at the k best, ties broken at random."""
+
+    k: int
+
+    @property
+    def name(self) -> str:
+        """See `Rule`."""
+        return f"k={self.k}"
+
+    def mechanism(self, clients: int, candidates: int) -> Mechanism:
+        """See `Rule`."""
+        return TopKVotes(self.k, candidates)
+
+    def messages(self, scores: FloatArray, rng: np.random.Generator) -> FloatArray:
+        """See `Rule`."""
+        return np.array([top_k_votes(row, self.k, rng) for row in scores], dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class Scores(Rule):
+    """The scores of the k best themselves, or all of them with `k=None`; a missing score counts as 0."""
+
+    k: int | None
+
+    @property
+    def name(self) -> str:
+        """See `Rule`."""
+        return "all scores" if self.k is None else "top scores"
+
+    def mechanism(self, clients: int, candidates: int) -> Mechanism:
+        """See `Rule`."""
+        return TopScores(candidates if self.k is None else self.k, candidates, clients)
+
+    def messages(self, scores: FloatArray, rng: np.random.Generator) -> FloatArray:
+        """See `Rule`."""
+        known = np.nan_to_num(scores, nan=0.0)
+        if self.k is None:
+            return known
+        return known * np.array([top_k_votes(row, self.k, rng) for row in scores])
+
+
+@dataclass(frozen=True)
+class Subsets(Rule):
+    """Every client trains one candidate only, dealt to it at random; for p ≤ n."""
+
+    @property
+    def name(self) -> str:
+        """See `Rule`."""
+        return "subsets"
+
+    def mechanism(self, clients: int, candidates: int) -> Mechanism:
+        """See `Rule`."""
+        return OneScore(candidates, clients)
+
+    def messages(self, scores: FloatArray, rng: np.random.Generator) -> FloatArray:
+        """See `Rule`.
+
+        Raises:
+            ValueError: fewer clients than candidates.
+        """
+        n, p = scores.shape
+        if n < p:
+            raise ValueError(f"{n} clients cannot be dealt over {p} candidates: each needs one at least.")
+        dealt = rng.permutation(np.arange(n) % p)
+        sent = np.zeros((n, p))
+        sent[np.arange(n), dealt] = np.nan_to_num(scores[np.arange(n), dealt], nan=0.0)
+        return sent
+
+    def standing(self, total: FloatArray, clients: int) -> FloatArray:
+        """S_j/n_j."""
+        p = len(total)
+        return np.asarray(total / np.bincount(np.arange(clients) % p, minlength=p))
+
+
+RULES: tuple[Rule, ...] = (Votes(5), Votes(1), Scores(5), Scores(None), Subsets())
+"""All of them, DP-HYPE as in the paper first."""
