@@ -7,9 +7,9 @@
 | Θ_i    | the same after client i's E local epochs                                            | (m, …)   |
 | η, γ, β | rate of the first epoch, factor on it after each epoch, momentum; anew every round  | (m,)     |
 
-FedAvg (McMahan et al. 2017) with all clients: Θ ← Σ |D_i| Θ_i / Σ |D_i|, with SGD in minibatches of 64 at the clients.
-Every candidate starts from parameters of its own, as in the authors' code. No noise, no clipping: this is what a choice
-is worth, not a private training (`private.py` has that).
+FedAvg (McMahan et al. 2017): Θ ← Σ |D_i| Θ_i / Σ |D_i| over the clients drawn for the round, the same for all
+candidates; SGD in minibatches of 64 at the clients. Every candidate starts from parameters of its own, as the authors'
+do. No noise, no clipping: this is what a choice is worth, not a private training (`private.py` has that).
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from dpray.trainers.local_search import StackedModel
 
 BATCH = 64
+_RATES = ("learning_rate", "gamma", "momentum")
 _TESTED_AT_ONCE = 1_000
 
 
@@ -39,11 +40,12 @@ def accuracies(
     test: Records,
     *,
     rounds: int,
+    share: float,
     epochs: int,
     dropout: float,
     seed: int,
 ) -> NDArray[np.float64]:
-    """Accuracy of each candidate's global model after all rounds, (m,).
+    """Accuracy of each candidate's global model after all rounds, (m,), with a share of the clients a round.
 
     A model that diverged predicts class 0, as an argmax of NaN does. Candidates whose rate is 0 after the first epoch
     (γ = 0) are trained for that epoch only, and those of rate 0 not at all: the parameters are the same.
@@ -52,13 +54,15 @@ def accuracies(
 
     starts = [model.initial(_seed(seed, "start", number)) for number in range(len(configs))]
     stack = [torch.stack(parts) for parts in zip(*starts, strict=True)]
-    for chosen, own_epochs in _groups(configs, epochs):
-        own = [part[chosen] for part in stack]
-        rates = [torch.tensor([configs[i][name] for i in chosen]) for name in ("learning_rate", "gamma", "momentum")]
-        for t in range(rounds):
-            own = _round(model, own, rates, clients, own_epochs, dropout, _seed(seed, "round", t))
-        for part, trained in zip(stack, own, strict=True):
-            part[chosen] = trained
+    with torch.no_grad():
+        for chosen, own_epochs in _groups(configs, epochs, model.together):
+            own = [part[chosen] for part in stack]
+            rates = [torch.tensor([configs[i][name] for i in chosen]) for name in _RATES]
+            for t in range(rounds):
+                drawn = _drawn(clients, share, _seed(seed, "clients", t))
+                own = _round(model, own, rates, drawn, own_epochs, dropout, _seed(seed, "round", t))
+            for part, trained in zip(stack, own, strict=True):
+                part[chosen] = trained
     return tested(model, stack, test)
 
 
@@ -67,7 +71,7 @@ def tested(model: StackedModel, theta: list[Tensor], test: Records) -> NDArray[n
     import torch
 
     right = np.zeros(len(theta[0]))
-    with torch.no_grad():
+    with torch.inference_mode():
         for first in range(0, len(test), _TESTED_AT_ONCE):
             rows = slice(first, first + _TESTED_AT_ONCE)
             z = model.logits(theta, torch.from_numpy(np.ascontiguousarray(test.x[rows])))
@@ -76,14 +80,22 @@ def tested(model: StackedModel, theta: list[Tensor], test: Records) -> NDArray[n
     return right / len(test)
 
 
-def _groups(configs: Sequence[Config], epochs: int) -> list[tuple[list[int], int]]:
-    """Candidates by the epochs in which they move."""
+def _drawn(clients: Sequence[Records], share: float, seed: int) -> list[Records]:
+    """The clients of one round: a share of them, at least one."""
+    count = max(1, round(share * len(clients)))
+    return [clients[i] for i in np.random.default_rng(seed).permutation(len(clients))[:count]]
+
+
+def _groups(configs: Sequence[Config], epochs: int, together: int) -> list[tuple[list[int], int]]:
+    """Candidates that move in as many epochs, as many of them as are best trained at once."""
     moving = [number for number, config in enumerate(configs) if config["learning_rate"] > 0]
-    groups = (
-        ([number for number in moving if configs[number]["gamma"] > 0], epochs),
-        ([number for number in moving if configs[number]["gamma"] == 0], 1),
-    )
-    return [group for group in groups if group[0]]
+    always = [number for number in moving if configs[number]["gamma"] > 0]
+    once = [number for number in moving if configs[number]["gamma"] == 0]
+    return [
+        (group[first : first + together], own)
+        for group, own in ((always, epochs), (once, 1))
+        for first in range(0, len(group), together)
+    ]
 
 
 def _round(
@@ -123,19 +135,16 @@ def _descended(
     x, y = torch.from_numpy(np.ascontiguousarray(records.x)), torch.from_numpy(np.asarray(records.y, dtype=np.int64))
     theta = [part.clone() for part in theta]
     velocity = [torch.zeros_like(part) for part in theta]
-    learning_rate, gamma, momentum = (
-        [rate.reshape(-1, *[1] * (part.dim() - 1)).to(part.dtype) for part in theta] for rate in rates
-    )
+    learning_rate, gamma, momentum = ([rate.reshape(-1, *[1] * (part.dim() - 1)) for part in theta] for rate in rates)
     for epoch in range(epochs):
         order = torch.from_numpy(rng.permutation(len(records)))
+        downhill = [-rate * factor**epoch for rate, factor in zip(learning_rate, gamma, strict=True)]
         for first in range(0, len(records), BATCH):
             batch = order[first : first + BATCH]
-            gradients = model.gradients(theta, x[batch], y[batch], dropout, int(rng.integers(2**62)))
-            for part, speed, gradient, rate, factor, beta in zip(
-                theta, velocity, gradients, learning_rate, gamma, momentum, strict=True
-            ):
+            gradients, _ = model.gradients(theta, x[batch], y[batch], dropout, int(rng.integers(2**62)))
+            for part, speed, gradient, step, beta in zip(theta, velocity, gradients, downhill, momentum, strict=True):
                 speed.mul_(beta).add_(gradient)
-                part.sub_(speed * (rate * factor**epoch))
+                part.addcmul_(speed, step)
     return theta
 
 

@@ -81,6 +81,7 @@ def worths(task: Task, ground: Ground, seed: int, grid: Sequence[Config] = GRID)
         ground.clients,
         ground.test,
         rounds=task.rounds,
+        share=task.share,
         epochs=task.epochs,
         dropout=task.dropout,
         seed=seed,

@@ -14,8 +14,8 @@
 | default  | all of μ² on training with the authors' η = .1, C = 10                                         |
 | grid     | all of μ² on training with one of the grid: at random is the mean over it, OPT the best of it  |
 
-Searches, trainings, cohort and ledger are the product's own, the search through Ray Tune, each method with an account of
-its own. Noise is seeded, so that the table can be made again: NOT PRIVATE, public data only.
+Searches, trainings, cohort and ledger are the product's own, the search through Ray Tune, each method with an account
+of its own. Noise is seeded, so that the table can be made again: NOT PRIVATE, public data only.
 """
 
 from __future__ import annotations
