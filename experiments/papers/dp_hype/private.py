@@ -85,8 +85,8 @@ class Job:
 
 
 def jobs(seeds: Sequence[int], partitions: Sequence[str] = ("iid", "dir0.5")) -> list[Job]:
-    """Seed by seed."""
-    return [Job(partition, seed, epsilon) for seed in seeds for partition in partitions for epsilon in EPSILONS]
+    """Partition by partition, seed by seed."""
+    return [Job(partition, seed, epsilon) for partition in partitions for seed in seeds for epsilon in EPSILONS]
 
 
 def job_of(row: Trained) -> rows.Key:

@@ -116,7 +116,7 @@ def _summary(found: Mapping[Population, Shown]) -> str:
             partition,
             str(clients),
             str(len(shown.worth)),
-            *(_cell(interval) for interval in (shown.best, shown.grid, shown.sane)),
+            *(cell(interval) for interval in (shown.best, shown.grid, shown.sane)),
             "" if paper is None else f"{paper[0]:.3f}, {paper[1]:.3f}",
             *(_run_cell(shown, REFERENCE, epsilon) for epsilon in EPSILONS),
         ]
@@ -143,13 +143,15 @@ def _methods(population: Population, shown: Shown) -> str:
 
 def _run_cell(shown: Shown, method: str, epsilon: float) -> str:
     runs = shown.runs.get((method, epsilon))
-    return "" if runs is None else _cell(plain(runs))
+    return "" if runs is None else cell(plain(runs))
 
 
-def _cell(interval: Interval) -> str:
+def cell(interval: Interval, *, signed: bool = False) -> str:
+    """A mean with its interval, if it has one; with its sign where it is a difference."""
+    form = "+.3f" if signed else ".3f"
     if math.isnan(interval.low):
-        return f"{interval.mean:.3f}"
-    return f"{interval.mean:.3f} [{interval.low:.3f}, {interval.high:.3f}]"
+        return f"{interval.mean:{form}}"
+    return f"{interval.mean:{form}} [{interval.low:{form}}, {interval.high:{form}}]"
 
 
 def _named(epsilon: float) -> str:
