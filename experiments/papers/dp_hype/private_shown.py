@@ -45,7 +45,7 @@ def written(rows: Sequence[Trained]) -> str:
     columns = ("vote", "at random", "default", "OPT", "vote − at random", "vote − default", "vote − OPT")
     table = [f"| partition | ε | seeds | {' | '.join(columns)} |", "|---" * 10 + "|"]
     for (partition, budget), done in sorted(compared(rows).items(), key=lambda item: (item[0][0] != "iid", item[0])):
-        means = [cell(plain(list(values.values()))) for values in done.values()]
+        means = [cell(plain(list(values.values()))) if values else "" for values in done.values()]
         against = [_difference(done["vote"], done[name]) for name in ("at random", "default", "OPT")]
         table.append(f"| {partition} | {budget:g} | {len(done['vote'])} | {' | '.join([*means, *against])} |")
     spent = max((row.spent / row.budget for row in rows), default=0.0)

@@ -1,0 +1,86 @@
+"""The grid, the networks and the populations."""
+
+import dataclasses
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from dpray.experiments.papers.dp_hype.grid import GRID, SANE, standing_for
+from dpray.experiments.papers.dp_hype.measured import local_scores, measured, worths
+from dpray.experiments.papers.dp_hype.nets import CifarNet, MnistNet
+from dpray.experiments.papers.dp_hype.tasks import TASKS, Condition, Task
+
+FEW = Task("adult", "adult", epochs=1, dropout=0.2, rounds=1, share=0.5, records=600, tested=400)
+
+
+def size(module):
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def test_the_grid_is_the_papers():
+    assert len({tuple(config.values()) for config in GRID}) == len(GRID) == 100
+    assert GRID[0] == {"learning_rate": 0.5, "gamma": 0.0, "momentum": 0.0}
+    assert GRID[17] == {"learning_rate": 0.1, "gamma": 0.99, "momentum": 0.9}
+    assert len(SANE) == 24
+    assert Counter(standing_for(config)["learning_rate"] for config in GRID)[0.0] == 50
+
+
+def test_networks_are_the_papers_at_its_size():
+    """1 199 882: convolutions 320 and 18 496, fully connected 9 216 · 128 + 128 and 1 290."""
+    assert size(MnistNet()()) == 320 + 18_496 + 9_216 * 128 + 128 + 1_290
+    convolutions = 9 * (3 * 32 + 32 * 32 + 32 * 64 + 64 * 128)
+    assert size(CifarNet()()) == convolutions + 2 * (32 + 32 + 64 + 128) + 1_290
+
+
+@pytest.mark.parametrize(("net", "shape"), [(MnistNet(14, 4), (1, 14, 14)), (CifarNet(4), (3, 16, 16))])
+def test_reduced_networks_take_reduced_images(net, shape):
+    import torch
+
+    assert net()(torch.zeros(2, *shape)).shape == (2, 10)
+
+
+@pytest.mark.parametrize("partition", ["iid", "dir0.5"])
+def test_a_population_is_dealt_out_whole_and_nobody_votes_on_the_test_part(data_dir, monkeypatch, partition):
+    monkeypatch.setenv("DPRAY_DATA", str(data_dir))
+    ground = Condition(FEW, partition, 10, 3).ground()
+    assert sum(len(client) for client in ground.clients) == 600
+    assert len(ground.test) == 400
+    assert min(len(client) for client in ground.clients) >= 5
+    again = Condition(FEW, partition, 10, 3).ground()
+    assert all((a.x == b.x).all() for a, b in zip(ground.clients, again.clients, strict=True))
+    other = Condition(FEW, partition, 10, 4).ground()
+    assert not np.array_equal(ground.test.x, other.test.x)
+
+
+def test_adults_whole_data_is_used_as_in_the_paper(data_dir, monkeypatch):
+    monkeypatch.setenv("DPRAY_DATA", str(data_dir))
+    ground = Condition(TASKS["adult"], "iid", 250, 0).ground()
+    assert sum(len(client) for client in ground.clients) == 32_561
+    assert len(ground.test) == 16_281
+
+
+def test_numbers_of_a_population_are_computed_once(data_dir, monkeypatch, tmp_path):
+    monkeypatch.setenv("DPRAY_DATA", str(data_dir))
+    condition = Condition(FEW, "iid", 4, 3)
+    found = measured(condition, tmp_path)
+    assert found.local.shape == (4, 100)
+    assert found.worth.shape == (100,)
+    assert np.nanmin(found.local) >= 0
+    assert np.nanmax(found.local) <= 1
+    assert [path.name for path in tmp_path.iterdir()] == ["adult-iid-4-3.npz"]
+    monkeypatch.setattr(Condition, "ground", lambda self: pytest.fail("the data was read again"))
+    again = measured(condition, tmp_path)
+    np.testing.assert_array_equal(again.local, found.local)
+    np.testing.assert_array_equal(again.worth, found.worth)
+
+
+def test_slow_candidates_that_share_a_training_have_the_scores_of_their_own(data_dir, monkeypatch):
+    monkeypatch.setenv("DPRAY_DATA", str(data_dir))
+    ground = Condition(FEW, "iid", 3, 3).ground()
+    slow = [GRID[50], GRID[59], GRID[99]]
+    own = dataclasses.replace(FEW, shares_slow=False)
+    shared, alone = (local_scores(task, ground, 3, slow) for task in (FEW, own))
+    np.testing.assert_allclose(shared, alone, atol=1e-9)
+    shared, alone = (worths(task, ground, 3, slow) for task in (FEW, own))
+    np.testing.assert_allclose(shared, alone, atol=0.003)
