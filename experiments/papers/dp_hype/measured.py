@@ -49,8 +49,7 @@ def measured(condition: Condition, cache: Path) -> Measured:
         with np.load(place) as arrays:
             return Measured(arrays["local"], arrays["worth"])
     ground = condition.ground()
-    task, seed = condition.task, condition.seed
-    found = Measured(local_scores(task, ground, seed), worths(task, ground, seed))
+    found = Measured(local_scores(condition, ground), worths(condition, ground))
     place.parent.mkdir(parents=True, exist_ok=True)
     half = place.with_suffix(f".{os.getpid()}.part")
     with half.open("wb") as file:
@@ -59,32 +58,35 @@ def measured(condition: Condition, cache: Path) -> Measured:
     return found
 
 
-def local_scores(task: Task, ground: Ground, seed: int, grid: Sequence[Config] = GRID) -> FloatArray:
+def local_scores(condition: Condition, ground: Ground, grid: Sequence[Config] = GRID) -> FloatArray:
     """s: every client trains every candidate by the product's own local search, (n, p)."""
     from dpray.trainers.local_search import LocalSearchTask
 
+    task = condition.task
     search = LocalSearchTask(task.model(), training={"epochs": task.epochs, "dropout": task.dropout})
     configs = _trained(task, grid)
     distinct = [config for number, config in enumerate(configs) if configs.index(config) == number]
     rows = [
-        search.fit_and_scores(distinct, records, np.random.default_rng([seed, 13, number]))
+        search.fit_and_scores(distinct, records, np.random.default_rng([condition.seed, 13, number]))
         for number, records in enumerate(ground.clients)
     ]
     return np.asarray(np.array(rows)[:, [distinct.index(config) for config in configs]], dtype=np.float64)
 
 
-def worths(task: Task, ground: Ground, seed: int, grid: Sequence[Config] = GRID) -> FloatArray:
+def worths(condition: Condition, ground: Ground, grid: Sequence[Config] = GRID) -> FloatArray:
     """a: federated averaging of every candidate, from a start of its own, (p,)."""
+    task = condition.task
+    rounds, share = task.federation(condition.partition)
     return federated.accuracies(
         task.model(),
         _trained(task, grid),
         ground.clients,
         ground.test,
-        rounds=task.rounds,
-        share=task.share,
+        rounds=rounds,
+        share=share,
         epochs=task.epochs,
         dropout=task.dropout,
-        seed=seed,
+        seed=condition.seed,
     )
 
 

@@ -100,7 +100,7 @@ TABLES = {
             "adult",
             "Adult",
             (
-                Block(("iid", "dir0.5"), (100,)),
+                Block(("dir0.5", "iid"), (100,)),
                 Block(("iid",), (50, 250)),
                 Block(("dir0.5",), (50,)),
                 Block(("dir2",), (250,)),

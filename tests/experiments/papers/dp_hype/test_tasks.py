@@ -11,7 +11,7 @@ from dpray.experiments.papers.dp_hype.measured import local_scores, measured, wo
 from dpray.experiments.papers.dp_hype.nets import CifarNet, MnistNet
 from dpray.experiments.papers.dp_hype.tasks import TASKS, Condition, Task
 
-FEW = Task("adult", "adult", epochs=1, dropout=0.2, rounds=1, share=0.5, records=600, tested=400)
+FEW = Task("adult", "adult", epochs=1, dropout=0.2, sampled=(1, 0.5), records=600, tested=400)
 
 
 def size(module):
@@ -77,10 +77,15 @@ def test_numbers_of_a_population_are_computed_once(data_dir, monkeypatch, tmp_pa
 
 def test_slow_candidates_that_share_a_training_have_the_scores_of_their_own(data_dir, monkeypatch):
     monkeypatch.setenv("DPRAY_DATA", str(data_dir))
-    ground = Condition(FEW, "iid", 3, 3).ground()
-    slow = [GRID[50], GRID[59], GRID[99]]
-    own = dataclasses.replace(FEW, shares_slow=False)
-    shared, alone = (local_scores(task, ground, 3, slow) for task in (FEW, own))
+    both = [Condition(task, "iid", 3, 3) for task in (FEW, dataclasses.replace(FEW, shares_slow=False))]
+    ground, slow = both[0].ground(), [GRID[50], GRID[59], GRID[99]]
+    shared, alone = (local_scores(condition, ground, slow) for condition in both)
     np.testing.assert_allclose(shared, alone, atol=1e-9)
-    shared, alone = (worths(task, ground, 3, slow) for task in (FEW, own))
+    shared, alone = (worths(condition, ground, slow) for condition in both)
     np.testing.assert_allclose(shared, alone, atol=0.003)
+
+
+def test_all_clients_take_part_where_they_are_not_alike():
+    task = TASKS["adult"]
+    assert task.federation("iid") == (5, 0.2)
+    assert task.federation("dir30") == task.federation("dir0.5") == (2, 1.0)
