@@ -58,6 +58,9 @@ def test_adults_whole_data_is_used_as_in_the_paper(data_dir, monkeypatch):
     ground = Condition(TASKS["adult"], "iid", 250, 0).ground()
     assert sum(len(client) for client in ground.clients) == 32_561
     assert len(ground.test) == 16_281
+    amounts = np.concatenate([client.x for client in ground.clients])[:, [0, 10, 27, 63, 64, 65]]
+    assert np.abs(amounts.mean(axis=0)).max() < 0.12  # the published columns, in units that were meant for them
+    assert amounts.std(axis=0) == pytest.approx(1.0, abs=0.1)
 
 
 def test_numbers_of_a_population_are_computed_once(data_dir, monkeypatch, tmp_path):
