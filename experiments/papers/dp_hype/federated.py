@@ -8,7 +8,7 @@
 | η, γ, β | rate of the first epoch, factor on it after each epoch, momentum; anew every round  | (m,)     |
 
 FedAvg (McMahan et al. 2017): Θ ← Σ |D_i| Θ_i / Σ |D_i| over the clients drawn for the round, the same for all
-candidates; SGD in minibatches of 64 at the clients. Every candidate starts from parameters of its own, as the authors'
+candidates; SGD in minibatches at the clients. Every candidate starts from parameters of its own, as the authors'
 do. No noise, no clipping: this is what a choice is worth, not a private training (`private.py` has that).
 """
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from dpray.trainers.local_search import StackedModel
 
-BATCH = 64
 _RATES = ("learning_rate", "gamma", "momentum")
 _TESTED_AT_ONCE = 1_000
 
@@ -42,6 +41,7 @@ def accuracies(
     rounds: int,
     share: float,
     epochs: int,
+    batch: int,
     dropout: float,
     seed: int,
 ) -> NDArray[np.float64]:
@@ -60,7 +60,7 @@ def accuracies(
             rates = [torch.tensor([configs[i][name] for i in chosen]) for name in _RATES]
             for t in range(rounds):
                 drawn = _drawn(clients, share, _seed(seed, "clients", t))
-                own = _round(model, own, rates, drawn, own_epochs, dropout, _seed(seed, "round", t))
+                own = _round(model, own, rates, drawn, (own_epochs, batch, dropout), _seed(seed, "round", t))
             for part, trained in zip(stack, own, strict=True):
                 part[chosen] = trained
     return tested(model, stack, test)
@@ -103,8 +103,7 @@ def _round(
     theta: list[Tensor],
     rates: Sequence[Tensor],
     clients: Sequence[Records],
-    epochs: int,
-    dropout: float,
+    training: tuple[int, int, float],
     seed: int,
 ) -> list[Tensor]:
     """Θ after one round: the mean of the clients' Θ_i, weighted by their records."""
@@ -113,7 +112,7 @@ def _round(
     total = sum(len(records) for records in clients)
     mean = [torch.zeros_like(part, dtype=torch.float64) for part in theta]
     for number, records in enumerate(clients):
-        trained = _descended(model, theta, rates, records, epochs, dropout, _seed(seed, "client", number))
+        trained = _descended(model, theta, rates, records, training, _seed(seed, "client", number))
         for sum_of, part in zip(mean, trained, strict=True):
             sum_of.add_(part, alpha=len(records) / total)
     return [part.float() for part in mean]
@@ -124,13 +123,13 @@ def _descended(
     theta: list[Tensor],
     rates: Sequence[Tensor],
     records: Records,
-    epochs: int,
-    dropout: float,
+    training: tuple[int, int, float],
     seed: int,
 ) -> list[Tensor]:
     """Θ_i: SGD with momentum and a step schedule from Θ, on one client's records."""
     import torch
 
+    epochs, size, dropout = training
     rng = np.random.default_rng(seed)
     x, y = torch.from_numpy(np.ascontiguousarray(records.x)), torch.from_numpy(np.asarray(records.y, dtype=np.int64))
     theta = [part.clone() for part in theta]
@@ -139,8 +138,8 @@ def _descended(
     for epoch in range(epochs):
         order = torch.from_numpy(rng.permutation(len(records)))
         downhill = [-rate * factor**epoch for rate, factor in zip(learning_rate, gamma, strict=True)]
-        for first in range(0, len(records), BATCH):
-            batch = order[first : first + BATCH]
+        for first in range(0, len(records), size):
+            batch = order[first : first + size]
             gradients, _ = model.gradients(theta, x[batch], y[batch], dropout, int(rng.integers(2**62)))
             for part, speed, gradient, step, beta in zip(theta, velocity, gradients, downhill, momentum, strict=True):
                 speed.mul_(beta).add_(gradient)

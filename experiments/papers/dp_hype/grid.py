@@ -31,6 +31,6 @@ SLOW = 1e-6
 most, and a whole training moves the parameters by some thousandths. They may share one training, of rate 0."""
 
 
-def standing_for(config: Config) -> Config:
+def standing_for(config: Config, slow: float = SLOW) -> Config:
     """The candidate whose training stands for this one's: itself, or for a slow one the one that does not move."""
-    return {"learning_rate": 0.0, "gamma": 1.0, "momentum": 0.0} if config["learning_rate"] <= SLOW else config
+    return {"learning_rate": 0.0, "gamma": 1.0, "momentum": 0.0} if config["learning_rate"] <= slow else config

@@ -63,7 +63,7 @@ def local_scores(condition: Condition, ground: Ground, grid: Sequence[Config] = 
     from dpray.trainers.local_search import LocalSearchTask
 
     task = condition.task
-    search = LocalSearchTask(task.model(), training={"epochs": task.epochs, "dropout": task.dropout})
+    search = LocalSearchTask(task.model(), training=task.training)
     configs = _trained(task, grid)
     distinct = [config for number, config in enumerate(configs) if configs.index(config) == number]
     rows = [
@@ -85,10 +85,11 @@ def worths(condition: Condition, ground: Ground, grid: Sequence[Config] = GRID) 
         rounds=rounds,
         share=share,
         epochs=task.epochs,
+        batch=task.batch,
         dropout=task.dropout,
         seed=condition.seed,
     )
 
 
 def _trained(task: Task, grid: Sequence[Config]) -> list[Config]:
-    return [standing_for(config) for config in grid] if task.shares_slow else list(grid)
+    return [standing_for(config, task.slow) for config in grid]

@@ -93,6 +93,8 @@ class Job:
         return self.condition.key
 
 
+_REDUCED = (Block(("iid", "dir0.5"), (50,)), Block(("iid", "dir0.5"), (100,)))
+
 TABLES = {
     table.name: table
     for table in (
@@ -108,8 +110,8 @@ TABLES = {
             ),
             range(300, 305),
         ),
-        Table("mnist", "MNIST, reduced", (Block(("iid", "dir0.5"), (100, 50)),), range(300, 303)),
-        Table("cifar", "CIFAR-10-JPEG, reduced", (Block(("iid", "dir0.5"), (100, 50)),), range(300, 303)),
+        Table("mnist", "MNIST, reduced", _REDUCED, range(300, 303)),
+        Table("cifar", "CIFAR-10-JPEG, reduced", _REDUCED, range(300, 303)),
     )
 }
 """Every table, by name; what matters most comes first."""
@@ -165,12 +167,12 @@ def choices(job: Job) -> list[Choice]:
     source = NoiseSource(job.condition.seed)
     lines = []
     for rule in fitting(job.condition.clients):
-        for epsilon in EPSILONS:
-            key = (*job.condition.key, rule.name, f"{epsilon:g}")
-            chosen = [rule.choose(found.local, epsilon, source, *key, run) for run in range(REPETITIONS)]
-            accuracy = float(found.worth[chosen].mean())
+        key = (*job.condition.key, rule.name)
+        runs = [rule.choose(found.local, EPSILONS, source, *key, run) for run in range(REPETITIONS)]
+        for epsilon, chosen in zip(EPSILONS, zip(*runs, strict=True), strict=True):
+            accuracy = round(float(found.worth[list(chosen)].mean()), 6)
             winners = " ".join(str(number) for number in chosen)
-            lines.append(Choice(*job.condition.key, rule.name, epsilon, winners, round(accuracy, 6)))
+            lines.append(Choice(*job.condition.key, rule.name, epsilon, winners, accuracy))
     return lines
 
 

@@ -1,17 +1,20 @@
 """What is tuned: the paper's three tasks, how their records are dealt out, and the scale they are run at here.
 
-| task  | records voted on | network (`nets`)     | local epochs | images        |
-|-------|------------------|----------------------|--------------|---------------|
-| adult | 32 561, all      | the paper's          | 5            |               |
-| mnist | 6 000 of 60 000  | w = 16 instead of 32 | 5            | 14 × 14       |
-| cifar | 5 000 of 50 000  | w = 16 instead of 32 | 5, not 10    | 16 × 16, JPEG |
+| task  | records voted on | network (`nets`)    | local epochs | minibatch | images        |
+|-------|------------------|---------------------|--------------|-----------|---------------|
+| adult | 32 561, all      | the paper's         | 5            | 64        |               |
+| mnist | 3 000 of 60 000  | w = 8 instead of 32 | 5            | 8, not 64 | 14 × 14       |
+| cifar | 3 000 of 50 000  | w = 8 instead of 32 | 5, not 10    | 8, not 64 | 16 × 16, JPEG |
+
+Where a client has a twentieth of the paper's records, minibatches of 8 give it about as many steps. Rates of 1e-4 are
+taken for standing still there, too.
 
 Federated averaging has 5 rounds with a fifth of the clients where they are alike (iid), and 2 rounds with all clients
 where they are not: there the mean of a few is another model than the mean of all. The authors have 5 rounds with all
 (10 for CIFAR-10, iid).
 
-Records that did not vote, and that nobody trains on, are the data sets' own test parts: 16 281 of Adult, 5 000 of
-MNIST and 2 000 of CIFAR-10-JPEG (drawn by the seed). The authors report on the clients' hold-outs, with which the votes
+Records that did not vote, and that nobody trains on, are the data sets' own test parts: 16 281 of Adult, 2 000 of
+MNIST and of CIFAR-10-JPEG each (drawn by the seed). The authors report on the clients' hold-outs, with which the votes
 were cast.
 
 | partition                 | meaning                                                                       |
@@ -32,6 +35,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dpray.experiments.papers.dp_hype.grid import SLOW
 from dpray.experiments.papers.dp_hype.nets import CifarNet, MnistNet
 from dpray.experiments.papers.folder import data_folder
 from dpray.platform import datasets
@@ -65,18 +69,19 @@ class Task:
 
     Attributes:
         name, dataset: `adult`, …; as `datasets.load` knows it.
-        epochs: local passes over a client's records.
+        epochs, batch: local passes over a client's records, in minibatches of so many.
         dropout: of the MLP; other networks bring their own.
         sampled, whole: FedAvg over iid clients, and over all others: rounds, and the share of clients in each.
         records, tested: so many of the training and the test part, drawn by the seed; None: all of it.
         side: pixels of a side as used; 0 for a table.
         width: w of the network.
-        shares_slow: whether candidates that hardly move are trained once for all of them (`grid.standing_for`).
+        slow: candidates with rates up to this one are trained once for all of them (`grid.standing_for`).
     """
 
     name: str
     dataset: str
     epochs: int
+    batch: int = 64
     dropout: float = 0.0
     sampled: tuple[int, float] = (5, 0.2)
     whole: tuple[int, float] = (2, 1.0)
@@ -84,7 +89,12 @@ class Task:
     tested: int | None = None
     side: int = 0
     width: int = 32
-    shares_slow: bool = True
+    slow: float = SLOW
+
+    @property
+    def training(self) -> dict[str, float]:
+        """What the candidates leave open of a client's own training."""
+        return {"epochs": self.epochs, "batch_size": self.batch, "dropout": self.dropout}
 
     def federation(self, partition: str) -> tuple[int, float]:
         """Rounds of FedAvg, and the share of the clients in each."""
@@ -105,8 +115,8 @@ TASKS = {
     task.name: task
     for task in (
         Task("adult", "adult", epochs=5, dropout=0.2),
-        Task("mnist", "mnist", epochs=5, records=6_000, tested=5_000, side=14, width=16),
-        Task("cifar", "cifar10_jpeg16", epochs=5, records=5_000, tested=2_000, side=16, width=16),
+        Task("mnist", "mnist", epochs=5, batch=8, records=3_000, tested=2_000, side=14, width=8, slow=1e-4),
+        Task("cifar", "cifar10_jpeg16", epochs=5, batch=8, records=3_000, tested=2_000, side=16, width=8, slow=1e-4),
     )
 }
 """Every task, by name."""

@@ -32,7 +32,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import ClassVar
 
 import numpy as np
@@ -47,6 +49,11 @@ from dpray.platform.privacy.units import Unit
 FloatArray = NDArray[np.float64]
 
 DELTA = 1e-5
+
+
+@cache
+def _mu(epsilon: float) -> float:
+    return gdp.mu(epsilon, DELTA)
 
 
 @dataclass(frozen=True)
@@ -146,24 +153,28 @@ class Rule(ABC):
         """What is compared, (p,), from the released sum."""
         return total
 
-    def choose(self, scores: FloatArray, epsilon: float, source: NoiseSource, *key: str | int) -> int:
-        """Number of the chosen candidate.
+    def choose(self, scores: FloatArray, epsilons: Sequence[float], source: NoiseSource, *key: str | int) -> list[int]:
+        """Number of the chosen candidate at each ε: the same ballots for all of them, noise of its own for each.
 
         Args:
             scores: s, (n, p).
-            epsilon: of the release, at δ = 1e-5; ∞: without noise.
+            epsilons: of the release, at δ = 1e-5; ∞: without noise.
             source: seeded: the same key gives the same ballots and the same noise.
             key: names the repetition.
         """
         n, p = scores.shape
         total = self.messages(np.clip(scores, 0.0, 1.0), source.generator(*key, "ballots")).sum(axis=0)
-        if math.isfinite(epsilon):
-            noise = self.mechanism(n, p).noise(gdp.mu(epsilon, DELTA), noisers=counted_noisers(n, 1))
-            shares = source.draw(noise, (n, p), *key, "noise")
-            total = from_grid(to_grid(total, noise.grid) + shares.sum(axis=0), noise.grid)
-        standing = self.standing(total, n)
-        best = np.flatnonzero(standing == standing.max())
-        return int(source.generator(*key, "tie").choice(best))
+        chosen = []
+        for epsilon in epsilons:
+            released = total
+            if math.isfinite(epsilon):
+                noise = self.mechanism(n, p).noise(_mu(epsilon), noisers=counted_noisers(n, 1))
+                shares = source.draw(noise, (n, p), *key, f"{epsilon:g}")
+                released = from_grid(to_grid(total, noise.grid) + shares.sum(axis=0), noise.grid)
+            standing = self.standing(released, n)
+            best = np.flatnonzero(standing == standing.max())
+            chosen.append(int(source.generator(*key, "tie").choice(best)))
+        return chosen
 
 
 @dataclass(frozen=True)

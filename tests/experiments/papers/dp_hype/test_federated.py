@@ -51,7 +51,7 @@ def alone(config, start, clients, epochs, rounds):
 def test_every_candidate_is_what_torch_would_train_alone(monkeypatch):
     clients, kept = [records(20, 1), records(60, 2), records(7, 3)], []
     monkeypatch.setattr(federated, "tested", lambda model, theta, test: kept.append(theta))
-    shared = {"rounds": 3, "share": 1.0, "epochs": 4, "dropout": 0.0, "seed": 5}
+    shared = {"rounds": 3, "share": 1.0, "epochs": 4, "batch": 64, "dropout": 0.0, "seed": 5}
     federated.accuracies(MODEL, CONFIGS, clients, records(10), **shared)
     for number, config in enumerate(CONFIGS):
         start = MODEL.initial(federated._seed(5, "start", number))
@@ -64,7 +64,7 @@ def test_candidates_do_not_depend_on_which_are_trained_beside_them(monkeypatch):
     """Apart from where they start, which follows from their place: here they all start alike."""
     monkeypatch.setattr(StackedMLP, "initial", lambda self, seed, real=StackedMLP.initial: real(self, 1))
     clients, test = [records(80, seed) for seed in range(5)], records(500, 9)
-    shared = {"rounds": 2, "share": 0.6, "epochs": 3, "dropout": 0.2, "seed": 5}
+    shared = {"rounds": 2, "share": 0.6, "epochs": 3, "batch": 64, "dropout": 0.2, "seed": 5}
     together = federated.accuracies(MODEL, CONFIGS, clients, test, **shared)
     by_one = [federated.accuracies(MODEL, [config], clients, test, **shared)[0] for config in CONFIGS]
     assert together == pytest.approx(by_one, abs=0.005)
@@ -73,7 +73,7 @@ def test_candidates_do_not_depend_on_which_are_trained_beside_them(monkeypatch):
 def test_training_learns_and_a_candidate_that_stands_still_does_not():
     clients, test = [records(100, seed) for seed in range(4)], records(2000, 9)
     still = {"learning_rate": 0.0, "gamma": 1.0, "momentum": 0.0}
-    shared = {"rounds": 3, "share": 0.5, "epochs": 5, "dropout": 0.0, "seed": 3}
+    shared = {"rounds": 3, "share": 0.5, "epochs": 5, "batch": 64, "dropout": 0.0, "seed": 3}
     found = federated.accuracies(MODEL, [CONFIGS[0], still], clients, test, **shared)
     stack = [part[None] for part in MODEL.initial(federated._seed(3, "start", 1))]
     assert found[0] > 0.9
@@ -94,7 +94,7 @@ def test_a_slow_candidate_is_worth_what_the_one_that_stands_for_it_is():
     slow = next(config for config in GRID if config == {"learning_rate": 1e-6, "gamma": 1.0, "momentum": 0.9})
     assert standing_for(slow)["learning_rate"] == 0.0
     clients, test = [records(300, seed) for seed in range(3)], records(5000, 9)
-    shared = {"rounds": 5, "share": 1.0, "epochs": 5, "dropout": 0.0, "seed": 3}
+    shared = {"rounds": 5, "share": 1.0, "epochs": 5, "batch": 64, "dropout": 0.0, "seed": 3}
     found = [federated.accuracies(MODEL, [config], clients, test, **shared)[0] for config in (slow, standing_for(slow))]
     assert found[0] == pytest.approx(found[1], abs=0.002)
 
@@ -114,7 +114,7 @@ def test_images_are_trained_too():
     x = rng.random((40, 3 * 8 * 8)).astype(np.float32)
     clients = [Records(x, rng.integers(0, 10, 40))]
     model = StackedModule(CifarNet(2), 10, (3, 8, 8))
-    shared = {"rounds": 1, "share": 1.0, "epochs": 1, "dropout": 0.0, "seed": 0}
+    shared = {"rounds": 1, "share": 1.0, "epochs": 1, "batch": 64, "dropout": 0.0, "seed": 0}
     found = federated.accuracies(model, CONFIGS, clients, clients[0], **shared)
     assert found.shape == (3,)
     assert ((found >= 0) & (found <= 1)).all()

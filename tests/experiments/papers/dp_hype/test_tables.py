@@ -12,11 +12,12 @@ from dpray.experiments.papers.dp_hype.grid import GRID, SANE
 from dpray.experiments.papers.dp_hype.measured import Measured
 from dpray.experiments.papers.dp_hype.private import Trained
 from dpray.experiments.papers.dp_hype.shown import NOTE, gathered, order, written
-from dpray.experiments.papers.dp_hype.tables import EPSILONS, REPETITIONS, TABLES, Block, Choice, Table, Worth
+from dpray.experiments.papers.dp_hype.tables import EPSILONS, TABLES, Block, Choice, Table, Worth
 from dpray.experiments.papers.dp_hype.tasks import TASKS
 from dpray.platform.datasets import DatasetMissing
 
 BEST = 17
+REPETITIONS = 4
 SMALL = Table("adult", "Small", (Block(("iid",), (100, 50)), Block(("dir0.5",), (100,))), range(2))
 
 
@@ -37,6 +38,7 @@ def made_up_worth():
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "measured", made_up)
+    monkeypatch.setattr(tables, "REPETITIONS", REPETITIONS)
     return tmp_path
 
 

@@ -80,7 +80,7 @@ def test_numbers_of_a_population_are_computed_once(data_dir, monkeypatch, tmp_pa
 
 def test_slow_candidates_that_share_a_training_have_the_scores_of_their_own(data_dir, monkeypatch):
     monkeypatch.setenv("DPRAY_DATA", str(data_dir))
-    both = [Condition(task, "iid", 3, 3) for task in (FEW, dataclasses.replace(FEW, shares_slow=False))]
+    both = [Condition(task, "iid", 3, 3) for task in (FEW, dataclasses.replace(FEW, slow=0.0))]
     ground, slow = both[0].ground(), [GRID[50], GRID[59], GRID[99]]
     shared, alone = (local_scores(condition, ground, slow) for condition in both)
     np.testing.assert_allclose(shared, alone, atol=1e-9)
