@@ -159,7 +159,7 @@ def _named(epsilon: float) -> str:
 
 
 _SHOWN = (("k=5", "tab:blue", "o-"), ("k=1", "tab:cyan", "s--"), ("top scores", "tab:orange", "^:"))
-_MORE = (("all scores", "tab:red", "v:"), ("subsets", "tab:brown", "d:"))
+_MORE = (("winner only, same μ", "tab:green", "x-."), ("all scores", "tab:red", "v:"), ("subsets", "tab:brown", "d:"))
 
 
 def draw(table: Table, found: Mapping[Population, Shown], place: Path) -> None:

@@ -11,6 +11,7 @@
 | method        | m_i                                                  | Δ              | chosen          |
 |---------------|------------------------------------------------------|----------------|-----------------|
 | k=5, k=1      | ones at the k best                                   | √(2 min(k, p−k)) | argmax S      |
+| winner only   | ones at the k best, at a trusted aggregator          | 1 (L∞)         | argmax S, alone |
 | top scores    | the scores of the k best, 0 elsewhere                | √min(2k, p)    | argmax S        |
 | all scores    | all scores                                           | √p             | argmax S        |
 | subsets       | the score of the one candidate that i was given      | 1              | argmax S_j/n_j  |
@@ -162,19 +163,23 @@ class Rule(ABC):
             source: seeded: the same key gives the same ballots and the same noise.
             key: names the repetition.
         """
-        n, p = scores.shape
+        n = len(scores)
         total = self.messages(np.clip(scores, 0.0, 1.0), source.generator(*key, "ballots")).sum(axis=0)
         chosen = []
         for epsilon in epsilons:
-            released = total
-            if math.isfinite(epsilon):
-                noise = self.mechanism(n, p).noise(_mu(epsilon), noisers=counted_noisers(n, 1))
-                shares = source.draw(noise, (n, p), *key, f"{epsilon:g}")
-                released = from_grid(to_grid(total, noise.grid) + shares.sum(axis=0), noise.grid)
+            released = self.noised(total, n, epsilon, source, *key, f"{epsilon:g}") if math.isfinite(epsilon) else total
             standing = self.standing(released, n)
             best = np.flatnonzero(standing == standing.max())
             chosen.append(int(source.generator(*key, "tie").choice(best)))
         return chosen
+
+    def noised(
+        self, total: FloatArray, clients: int, epsilon: float, source: NoiseSource, *key: str | int
+    ) -> FloatArray:
+        """S, (p,): the sum with the clients' shares of Gaussian noise, on the grid."""
+        noise = self.mechanism(clients, len(total)).noise(_mu(epsilon), noisers=counted_noisers(clients, 1))
+        shares = source.draw(noise, (clients, len(total)), *key)
+        return from_grid(to_grid(total, noise.grid) + shares.sum(axis=0), noise.grid)
 
 
 @dataclass(frozen=True)
@@ -195,6 +200,33 @@ class Votes(Rule):
     def messages(self, scores: FloatArray, rng: np.random.Generator) -> FloatArray:
         """See `Rule`."""
         return np.array([top_k_votes(row, self.k, rng) for row in scores], dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class WinnerOnly(Votes):
+    """The same ballots at a trusted aggregator that tells the winner and nothing else: Gumbel noise of scale 2Δ∞/ε′.
+
+    Sensitivity: a client that is replaced moves every count by 1 at most, some up and some down: Δ∞ = 1 whatever k and
+    p are. The argmax is ε′-DP (report noisy max, the exponential mechanism), and costs an account `gdp.mu_from_pure`.
+
+    Args:
+        k: votes of a client.
+        pure: ε′ = ε. Else ε′ is what the μ of (ε, δ) buys, so that accounts are charged alike.
+    """
+
+    pure: bool = False
+
+    @property
+    def name(self) -> str:
+        """See `Rule`."""
+        return f"winner only, {'pure ε' if self.pure else 'same μ'}"
+
+    def noised(
+        self, total: FloatArray, clients: int, epsilon: float, source: NoiseSource, *key: str | int
+    ) -> FloatArray:
+        """Counts with Gumbel noise, which are never told."""
+        pure = epsilon if self.pure else gdp.pure_epsilon(_mu(epsilon))
+        return np.asarray(total + source.generator(*key).gumbel(scale=2 / pure, size=len(total)))
 
 
 @dataclass(frozen=True)
@@ -253,5 +285,13 @@ class Subsets(Rule):
         return np.asarray(total / np.bincount(np.arange(clients) % p, minlength=p))
 
 
-RULES: tuple[Rule, ...] = (Votes(5), Votes(1), Scores(5), Scores(None), Subsets())
+RULES: tuple[Rule, ...] = (
+    Votes(5),
+    Votes(1),
+    WinnerOnly(5),
+    WinnerOnly(5, pure=True),
+    Scores(5),
+    Scores(None),
+    Subsets(),
+)
 """All of them, DP-HYPE as in the paper first."""
