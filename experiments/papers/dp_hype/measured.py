@@ -11,7 +11,7 @@ Votes are cheap and repeated; these are not, and are kept in a file a condition,
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from dpray.experiments.papers.dp_hype import federated
 from dpray.experiments.papers.dp_hype.grid import GRID, Config, standing_for
 from dpray.experiments.papers.dp_hype.tasks import Condition, Ground, Task
+from dpray.experiments.papers.dp_hype.votes import Score
 
 FloatArray = NDArray[np.float64]
 
@@ -44,26 +45,52 @@ def measured(condition: Condition, cache: Path) -> Measured:
     Raises:
         DatasetMissing: the data is not there.
     """
-    place = cache / f"{'-'.join(str(part) for part in condition.key)}.npz"
+
+    def compute() -> dict[str, FloatArray]:
+        ground = condition.ground()
+        return {"local": local_scores(condition, ground), "worth": worths(condition, ground)}
+
+    return Measured(**_kept(condition, "", cache, compute))
+
+
+def local_losses(condition: Condition, cache: Path) -> FloatArray:
+    """Minus the mean cross-entropy on the hold-outs, (n, p), in nats, for votes by loss; from the cache if it is there.
+
+    Raises:
+        DatasetMissing: the data is not there.
+    """
+
+    def compute() -> dict[str, FloatArray]:
+        return {"local": local_scores(condition, condition.ground(), score="loss")}
+
+    return _kept(condition, "-loss", cache, compute)["local"]
+
+
+def _kept(
+    condition: Condition, what: str, cache: Path, compute: Callable[[], dict[str, FloatArray]]
+) -> dict[str, FloatArray]:
+    """Arrays of a file in the cache, which is written whole or not at all."""
+    place = cache / f"{'-'.join(str(part) for part in condition.key)}{what}.npz"
     if place.is_file():
         with np.load(place) as arrays:
-            return Measured(arrays["local"], arrays["worth"])
-    ground = condition.ground()
-    found = Measured(local_scores(condition, ground), worths(condition, ground))
+            return dict(arrays)
+    found = compute()
     place.parent.mkdir(parents=True, exist_ok=True)
     half = place.with_suffix(f".{os.getpid()}.part")
     with half.open("wb") as file:
-        np.savez(file, local=found.local, worth=found.worth)
+        np.savez(file, **found)  # type: ignore[arg-type]
     half.replace(place)
     return found
 
 
-def local_scores(condition: Condition, ground: Ground, grid: Sequence[Config] = GRID) -> FloatArray:
+def local_scores(
+    condition: Condition, ground: Ground, grid: Sequence[Config] = GRID, score: Score = "accuracy"
+) -> FloatArray:
     """s: every client trains every candidate by the product's own local search, (n, p)."""
-    from dpray.trainers.local_search import LocalSearchTask
+    from dpray.trainers.local_search import LocalSearchTask, Validation
 
     task = condition.task
-    search = LocalSearchTask(task.model(), training=task.training)
+    search = LocalSearchTask(task.model(), training=task.training, validation=Validation(score=score))
     configs = _trained(task, grid)
     distinct = [config for number, config in enumerate(configs) if configs.index(config) == number]
     rows = [

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from dpray.experiments.papers import rows
 from dpray.experiments.papers.dp_hype.grid import GRID
-from dpray.experiments.papers.dp_hype.measured import measured
+from dpray.experiments.papers.dp_hype.measured import local_losses, measured
 from dpray.experiments.papers.dp_hype.tasks import TASKS, Condition, Task
 from dpray.experiments.papers.dp_hype.votes import RULES, Rule, Subsets
 from dpray.platform.privacy.noise import NoiseSource
@@ -145,9 +145,7 @@ def fill(
 
 def worths(job: Job) -> list[Worth]:
     """What each candidate is worth in a population."""
-    import torch
-
-    torch.set_num_threads(1)
+    _one_thread()
     found = measured(job.condition, job.cache)
     return [
         Worth(
@@ -163,17 +161,25 @@ def worths(job: Job) -> list[Worth]:
 
 def choices(job: Job) -> list[Choice]:
     """What each rule chooses in a population, at every ε, in all repetitions."""
+    _one_thread()
     found = measured(job.condition, job.cache)
     source = NoiseSource(job.condition.seed)
     lines = []
     for rule in fitting(job.condition.clients):
         key = (*job.condition.key, rule.name)
-        runs = [rule.choose(found.local, EPSILONS, source, *key, run) for run in range(REPETITIONS)]
+        scores = found.local if rule.score == "accuracy" else local_losses(job.condition, job.cache)
+        runs = [rule.choose(scores, EPSILONS, source, *key, run) for run in range(REPETITIONS)]
         for epsilon, chosen in zip(EPSILONS, zip(*runs, strict=True), strict=True):
             accuracy = round(float(found.worth[list(chosen)].mean()), 6)
             winners = " ".join(str(number) for number in chosen)
             lines.append(Choice(*job.condition.key, rule.name, epsilon, winners, accuracy))
     return lines
+
+
+def _one_thread() -> None:
+    import torch
+
+    torch.set_num_threads(1)
 
 
 def fitting(clients: int) -> list[Rule]:

@@ -2,7 +2,7 @@
 
 | symbol   | meaning                                                                    | shape  |
 |----------|----------------------------------------------------------------------------|--------|
-| s        | local scores in [0, 1], row i stays with client i; NaN is worst            | (n, p) |
+| s        | local scores, higher is better, row i stays with client i; NaN is worst    | (n, p) |
 | m_i      | message of client i                                                        | (p,)   |
 | S        | Σ m_i plus noise of std σ = Δ'/μ in every coordinate                       | (p,)   |
 | Δ        | L2 sensitivity of Σ m_i to replacing one client                            |        |
@@ -36,7 +36,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +48,7 @@ from dpray.platform.privacy.noise import NoiseSource, counted_noisers, from_grid
 from dpray.platform.privacy.units import Unit
 
 FloatArray = NDArray[np.float64]
+Score = Literal["accuracy", "loss"]
 
 DELTA = 1e-5
 
@@ -129,8 +130,19 @@ class OneScore(Mechanism):
         return float_sum_error(self.clients, self.candidates)
 
 
+def _bounded(scores: FloatArray) -> FloatArray:
+    """Scores clipped to [0, 1] before they are sent; a missing one is 0."""
+    return np.asarray(np.nan_to_num(np.clip(scores, 0.0, 1.0), nan=0.0))
+
+
 class Rule(ABC):
-    """How clients' scores become a choice."""
+    """How clients' scores become a choice.
+
+    Attributes:
+        score: what clients judge by, `accuracy` or `loss` on their hold-outs; higher is better for both.
+    """
+
+    score: Score = "accuracy"
 
     @property
     @abstractmethod
@@ -146,7 +158,7 @@ class Rule(ABC):
         """Row i depends on client i's scores, on `rng` and on what is public.
 
         Args:
-            scores: (n, p) in [0, 1], or NaN.
+            scores: s, (n, p).
             rng: for ties, and for what is drawn in public.
         """
 
@@ -164,7 +176,7 @@ class Rule(ABC):
             key: names the repetition.
         """
         n = len(scores)
-        total = self.messages(np.clip(scores, 0.0, 1.0), source.generator(*key, "ballots")).sum(axis=0)
+        total = self.messages(scores, source.generator(*key, "ballots")).sum(axis=0)
         chosen = []
         for epsilon in epsilons:
             released = self.noised(total, n, epsilon, source, *key, f"{epsilon:g}") if math.isfinite(epsilon) else total
@@ -187,11 +199,12 @@ class Votes(Rule):
     """DP-HYPE: ones at the k best, ties broken at random."""
 
     k: int
+    score: Score = "accuracy"
 
     @property
     def name(self) -> str:
         """See `Rule`."""
-        return f"k={self.k}"
+        return f"k={self.k}" + (", by loss" if self.score == "loss" else "")
 
     def mechanism(self, clients: int, candidates: int) -> Mechanism:
         """See `Rule`."""
@@ -246,7 +259,7 @@ class Scores(Rule):
 
     def messages(self, scores: FloatArray, rng: np.random.Generator) -> FloatArray:
         """See `Rule`."""
-        known = np.nan_to_num(scores, nan=0.0)
+        known = _bounded(scores)
         if self.k is None:
             return known
         return known * np.array([top_k_votes(row, self.k, rng) for row in scores])
@@ -276,7 +289,7 @@ class Subsets(Rule):
             raise ValueError(f"{n} clients cannot be dealt over {p} candidates: each needs one at least.")
         dealt = rng.permutation(np.arange(n) % p)
         sent = np.zeros((n, p))
-        sent[np.arange(n), dealt] = np.nan_to_num(scores[np.arange(n), dealt], nan=0.0)
+        sent[np.arange(n), dealt] = _bounded(scores[np.arange(n), dealt])
         return sent
 
     def standing(self, total: FloatArray, clients: int) -> FloatArray:
@@ -288,6 +301,7 @@ class Subsets(Rule):
 RULES: tuple[Rule, ...] = (
     Votes(5),
     Votes(1),
+    Votes(5, "loss"),
     WinnerOnly(5),
     WinnerOnly(5, pure=True),
     Scores(5),

@@ -38,6 +38,7 @@ def made_up_worth():
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "measured", made_up)
+    monkeypatch.setattr(tables, "local_losses", lambda condition, cache: made_up(condition, cache).local - 1)
     monkeypatch.setattr(tables, "REPETITIONS", REPETITIONS)
     return tmp_path
 
@@ -53,7 +54,10 @@ def test_a_table_has_every_candidate_and_every_way_to_choose(folder):
     assert len(worths) == 6 * 100
     methods = {(row.clients, row.method) for row in choices}
     assert {clients for clients, method in methods if method == "subsets"} == {100}
-    assert {method for clients, method in methods if clients == 50} == {"k=5", "k=1", "top scores", "all scores"}
+    assert {method for clients, method in methods if clients == 50} == {
+        *("k=5", "k=1", "k=5, by loss", "top scores", "all scores"),
+        *("winner only, same μ", "winner only, pure ε"),
+    }
     assert {row.epsilon for row in choices} == set(EPSILONS)
     assert {len(row.chosen) for row in choices} == {REPETITIONS}
     for row in choices:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dpray.experiments.papers.dp_hype.grid import GRID, SANE, standing_for
-from dpray.experiments.papers.dp_hype.measured import local_scores, measured, worths
+from dpray.experiments.papers.dp_hype.measured import local_losses, local_scores, measured, worths
 from dpray.experiments.papers.dp_hype.nets import CifarNet, MnistNet
 from dpray.experiments.papers.dp_hype.tasks import TASKS, Condition, Task
 
@@ -76,6 +76,16 @@ def test_numbers_of_a_population_are_computed_once(data_dir, monkeypatch, tmp_pa
     again = measured(condition, tmp_path)
     np.testing.assert_array_equal(again.local, found.local)
     np.testing.assert_array_equal(again.worth, found.worth)
+
+
+def test_losses_are_kept_beside_the_accuracies(data_dir, monkeypatch, tmp_path):
+    monkeypatch.setenv("DPRAY_DATA", str(data_dir))
+    condition = Condition(FEW, "iid", 2, 3)
+    losses = local_losses(condition, tmp_path)
+    assert losses.shape == (2, 100)
+    assert np.nanmax(losses) < 0
+    np.testing.assert_array_equal(local_losses(condition, tmp_path), losses)
+    assert [path.name for path in tmp_path.iterdir()] == ["adult-iid-2-3-loss.npz"]
 
 
 def test_slow_candidates_that_share_a_training_have_the_scores_of_their_own(data_dir, monkeypatch):

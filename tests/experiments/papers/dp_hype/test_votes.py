@@ -20,7 +20,7 @@ ODD = st.one_of(st.floats(0, 1), st.sampled_from([math.nan, math.inf, -math.inf,
 
 def sent(rule, scores):
     """Messages with the ballots' generator of one and the same release."""
-    return rule.messages(np.clip(scores, 0.0, 1.0), SOURCE.generator("ballots"))
+    return rule.messages(scores, SOURCE.generator("ballots"))
 
 
 @st.composite
@@ -166,6 +166,11 @@ def test_a_diverged_candidate_is_chosen_last():
     scores[:, 1], scores[:, 2] = np.nan, 0.1
     for rule in (Scores(1), Scores(None)):
         assert rule.choose(scores, [math.inf], SOURCE, 0) == [2]
+
+
+def test_votes_by_loss_are_by_rank_alone():
+    """Losses in nats are below 0 as scores: what is sent is the ballot, not they."""
+    assert Votes(5, "loss").choose(agreed() * 10 - 40, [math.inf], SOURCE, "run", 1) == [42]
 
 
 def test_a_subset_is_judged_by_its_mean():
