@@ -58,9 +58,9 @@ ADULT_UNITS: Mapping[str, tuple[int, float, float]] = {
     "capital_loss": (64, 90.0, 400.0),
     "hours_per_week": (65, 40.0, 12.0),
 }
-"""Feature, centre and spread of Adult's amounts: public round numbers, so that small clients can learn from them. The
-authors fit a scaler to each client's own records, which a vote of unit client allows and a training of unit record does
-not (`private` has the product's own features)."""
+"""Feature, centre and spread of Adult's amounts: public round numbers near the published means and deviations, so that
+small clients can learn from them. They are constants: no record's features depend on another's. (The authors fit a
+scaler to each client's own records, which a vote of unit client allows and a training of unit record does not.)"""
 
 
 @dataclass(frozen=True)
