@@ -262,7 +262,7 @@ class Scores(Rule):
         known = _bounded(scores)
         if self.k is None:
             return known
-        return known * np.array([top_k_votes(row, self.k, rng) for row in scores])
+        return np.asarray(known * [top_k_votes(row, self.k, rng) for row in scores], dtype=np.float64)
 
 
 @dataclass(frozen=True)
