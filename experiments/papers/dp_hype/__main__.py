@@ -57,7 +57,8 @@ def _trained(given: argparse.Namespace, told: Callable[[str], None]) -> str:
     seeds = given.seeds or private.SEEDS
     place = given.out / f"{_PRIVATE}.csv"
     todo = private.jobs(seeds)
-    ran = rows.fill(todo, place, private.Trained, private.job_of, private.trained, every=1, told=told)
+    with private.ray_for_all():
+        ran = rows.fill(todo, place, private.Trained, private.job_of, private.trained, every=1, told=told)
     found = [row for row in rows.read(place, private.Trained) if row.seed in seeds]
     private_shown.draw(found, given.out / f"{_PRIVATE}.png")
     told(f"done: {ran} populations trained on in this run, {len(found)} rows")

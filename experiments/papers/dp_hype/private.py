@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -94,8 +94,14 @@ def job_of(row: Trained) -> rows.Key:
     return row.partition, row.seed, row.budget
 
 
+def ray_for_all() -> AbstractContextManager[None]:
+    """Ray on this machine for the block, or the one that runs already."""
+    engine.prepare(None)
+    return engine.ray_running(None, 2)
+
+
 def trained(job: Job, ground: Ground | None = None) -> list[Trained]:
-    """Every method's private training. Ray is started where it is not running.
+    """Every method's private training, on the Ray that runs, else on one of its own.
 
     Args:
         job: which population and ε.
@@ -104,9 +110,8 @@ def trained(job: Job, ground: Ground | None = None) -> list[Trained]:
     Raises:
         DatasetMissing: the data is not there.
     """
-    engine.prepare(None)
     given = ground or Condition(TASKS["adult"], job.partition, job.clients, job.seed).ground()
-    with engine.ray_running(None, 2), _playing(job, given) as play:
+    with ray_for_all(), _playing(job, given) as play:
         found = [play.vote()]
         found.append(play.train("default", -1, DEFAULT))
         found += [play.train(f"grid {number}", number, config) for number, config in enumerate(GRID)]

@@ -45,6 +45,7 @@ from dpray.platform.privacy import gdp
 from dpray.platform.privacy.clipping import float_sum_error
 from dpray.platform.privacy.mechanisms import Mechanism, TopKVotes, top_k_votes
 from dpray.platform.privacy.noise import NoiseSource, counted_noisers, from_grid, to_grid
+from dpray.platform.privacy.selection import VoteWinner, noisy_argmax
 from dpray.platform.privacy.units import Unit
 
 FloatArray = NDArray[np.float64]
@@ -175,23 +176,17 @@ class Rule(ABC):
             source: seeded: the same key gives the same ballots and the same noise.
             key: names the repetition.
         """
-        n = len(scores)
         total = self.messages(scores, source.generator(*key, "ballots")).sum(axis=0)
-        chosen = []
-        for epsilon in epsilons:
-            released = self.noised(total, n, epsilon, source, *key, f"{epsilon:g}") if math.isfinite(epsilon) else total
-            standing = self.standing(released, n)
-            best = np.flatnonzero(standing == standing.max())
-            chosen.append(int(source.generator(*key, "tie").choice(best)))
-        return chosen
+        return [self.winner(total, len(scores), epsilon, source, *key, f"{epsilon:g}") for epsilon in epsilons]
 
-    def noised(
-        self, total: FloatArray, clients: int, epsilon: float, source: NoiseSource, *key: str | int
-    ) -> FloatArray:
-        """S, (p,): the sum with the clients' shares of Gaussian noise, on the grid."""
-        noise = self.mechanism(clients, len(total)).noise(_mu(epsilon), noisers=counted_noisers(clients, 1))
-        shares = source.draw(noise, (clients, len(total)), *key)
-        return from_grid(to_grid(total, noise.grid) + shares.sum(axis=0), noise.grid)
+    def winner(self, total: FloatArray, clients: int, epsilon: float, source: NoiseSource, *key: str | int) -> int:
+        """Number of the candidate that wins the sum of messages, (p,), with the clients' shares of noise on the grid."""
+        released = total
+        if math.isfinite(epsilon):
+            noise = self.mechanism(clients, len(total)).noise(_mu(epsilon), noisers=counted_noisers(clients, 1))
+            shares = source.draw(noise, (clients, len(total)), *key)
+            released = from_grid(to_grid(total, noise.grid) + shares.sum(axis=0), noise.grid)
+        return noisy_argmax(self.standing(released, clients), 0.0, source.generator(*key, "tie"))
 
 
 @dataclass(frozen=True)
@@ -217,14 +212,11 @@ class Votes(Rule):
 
 @dataclass(frozen=True)
 class WinnerOnly(Votes):
-    """The same ballots at a trusted aggregator that tells the winner and nothing else: Gumbel noise of scale 2Δ∞/ε′.
-
-    Sensitivity: a client that is replaced moves every count by 1 at most, some up and some down: Δ∞ = 1 whatever k and
-    p are. The argmax is ε′-DP (report noisy max, the exponential mechanism), and costs an account `gdp.mu_from_pure`.
+    """The same ballots at a trusted aggregator that tells the winner and nothing else: the product's `VoteWinner`.
 
     Args:
         k: votes of a client.
-        pure: ε′ = ε. Else ε′ is what the μ of (ε, δ) buys, so that accounts are charged alike.
+        pure: it is ε-DP with the ε of the others; else with what their μ buys, so that accounts are charged alike.
     """
 
     pure: bool = False
@@ -234,12 +226,10 @@ class WinnerOnly(Votes):
         """See `Rule`."""
         return f"winner only, {'pure ε' if self.pure else 'same μ'}"
 
-    def noised(
-        self, total: FloatArray, clients: int, epsilon: float, source: NoiseSource, *key: str | int
-    ) -> FloatArray:
-        """Counts with Gumbel noise, which are never told."""
-        pure = epsilon if self.pure else gdp.pure_epsilon(_mu(epsilon))
-        return np.asarray(total + source.generator(*key).gumbel(scale=2 / pure, size=len(total)))
+    def winner(self, total: FloatArray, clients: int, epsilon: float, source: NoiseSource, *key: str | int) -> int:
+        """By Gumbel noise on counts that are never told."""
+        pure = epsilon if self.pure or math.isinf(epsilon) else gdp.pure_epsilon(_mu(epsilon))
+        return noisy_argmax(total, VoteWinner(self.k, len(total)).scale(pure), source.generator(*key))
 
 
 @dataclass(frozen=True)
