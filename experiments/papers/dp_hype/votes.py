@@ -180,7 +180,7 @@ class Rule(ABC):
         return [self.winner(total, len(scores), epsilon, source, *key, f"{epsilon:g}") for epsilon in epsilons]
 
     def winner(self, total: FloatArray, clients: int, epsilon: float, source: NoiseSource, *key: str | int) -> int:
-        """Number of the candidate that wins the sum of messages, (p,), with the clients' shares of noise on the grid."""
+        """Number of the candidate that wins the sum of messages, (p,), with the clients' shares of noise."""
         released = total
         if math.isfinite(epsilon):
             noise = self.mechanism(clients, len(total)).noise(_mu(epsilon), noisers=counted_noisers(clients, 1))
