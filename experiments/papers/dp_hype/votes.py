@@ -59,6 +59,12 @@ def _mu(epsilon: float) -> float:
     return gdp.mu(epsilon, DELTA)
 
 
+@cache
+def _pure(epsilon: float) -> float:
+    """Pure ε that costs an account what ε at δ does."""
+    return gdp.pure_epsilon(_mu(epsilon))
+
+
 @dataclass(frozen=True)
 class TopScores(Mechanism):
     """Sum over clients of vectors with at most k entries in [0, 1] that are not zero.
@@ -228,7 +234,7 @@ class WinnerOnly(Votes):
 
     def winner(self, total: FloatArray, clients: int, epsilon: float, source: NoiseSource, *key: str | int) -> int:
         """By Gumbel noise on counts that are never told."""
-        pure = epsilon if self.pure or math.isinf(epsilon) else gdp.pure_epsilon(_mu(epsilon))
+        pure = epsilon if self.pure or math.isinf(epsilon) else _pure(epsilon)
         return noisy_argmax(total, VoteWinner(self.k, len(total)).scale(pure), source.generator(*key))
 
 
