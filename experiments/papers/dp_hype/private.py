@@ -128,7 +128,7 @@ def _playing(job: Job, ground: Ground) -> Iterator[_Play]:
     model = LinearHead(ground.test.x.shape[1], 2)
     budget = Budget(job.epsilon, DELTA)
     shards = {f"client-{number:03d}": records for number, records in enumerate(ground.clients)}
-    task = TrainingTask(model, _rehearsal(job, model, budget.quanta - share(budget.quanta, SHARE), ground))
+    task = TrainingTask(model, _rehearsal(job, model, _shares(budget)[1], ground))
     with TemporaryDirectory(prefix="dpray-") as name:
         folder = Path(name)
         ledger = Ledger(f"sqlite:///{folder / 'ledger.db'}")
@@ -140,6 +140,14 @@ def _playing(job: Job, ground: Ground) -> Iterator[_Play]:
                 yield _Play(job, ground, cohort, ledger, model, budget, folder)
         finally:
             ledger.close()
+
+
+def _shares(budget: Budget) -> tuple[int, int]:
+    """μ² of the vote and of the training after it, in quanta; together all of the budget."""
+    if budget.quanta is None:
+        raise ValueError("A budget without a bound cannot be shared out.")
+    search = share(budget.quanta, SHARE)
+    return search, budget.quanta - search
 
 
 def _settings(job: Job) -> functools.partial[SOFIMSettings]:
@@ -182,8 +190,7 @@ class _Play:
         from dpray.trainers.base import MECHANISM as GRADIENTS
 
         account, run = self._open("vote")
-        search_quanta = share(self.budget.quanta, SHARE)
-        training_quanta = self.budget.quanta - search_quanta
+        search_quanta, training_quanta = _shares(self.budget)
         run.reserve(
             Plan(
                 (

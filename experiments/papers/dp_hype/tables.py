@@ -151,7 +151,9 @@ def worths(job: Job) -> list[Worth]:
         Worth(
             *job.condition.key,
             number,
-            **config,
+            config["learning_rate"],
+            config["gamma"],
+            config["momentum"],
             local=round(_mean(found.local[:, number]), 6),
             accuracy=round(float(found.worth[number]), 6),
         )

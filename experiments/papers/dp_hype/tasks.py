@@ -146,10 +146,11 @@ class Condition:
         data = datasets.load(self.task.dataset, data_folder())
         x, y = _drawn(self.task.records, data.x_train, data.y_train, rng)
         x_test, y_test = _drawn(self.task.tested, data.x_test, data.y_test, rng)
-        x, x_test = (self._features(each).astype(np.float32) for each in (x, x_test))
         dealt = dict(PARTITIONS[self.partition])
         parts = partition(y, self.clients, dealt.pop("kind"), self.seed, **dealt)
-        return Ground(tuple(Records(x[part], y[part]) for part in parts), Records(x_test, y_test))
+        features = self._features(x).astype(np.float32)
+        clients = tuple(Records(features[part], y[part]) for part in parts)
+        return Ground(clients, Records(self._features(x_test).astype(np.float32), y_test))
 
     def _features(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
         """Adult's amounts in units of their own; MNIST at half its size, by means of 2 × 2 pixels."""
