@@ -25,6 +25,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--workers", type=int, default=2, help=f"processes; `{_PRIVATE}` has Ray's two")
     parser.add_argument("--out", type=Path, default=Path("dp_hype_results"), help="folder of CSVs, text and plot")
     parser.add_argument("--cache", type=Path, default=_CACHE, help=f"folder of local scores, {_CACHE} by default")
+    parser.add_argument("--show", action="store_true", help="run nothing: write what is there")
     given = parser.parse_args(arguments)
     begun = time.monotonic()
 
@@ -44,7 +45,8 @@ def main(arguments: list[str] | None = None) -> int:
 def _voted(given: argparse.Namespace, told: Callable[[str], None]) -> str:
     table = TABLES[given.table]
     seeds = given.seeds or table.seeds
-    ran = fill(jobs(table, seeds, given.cache.expanduser()), given.out, table.name, workers=given.workers, told=told)
+    todo = [] if given.show else jobs(table, seeds, given.cache.expanduser())
+    ran = fill(todo, given.out, table.name, workers=given.workers, told=told) if todo else 0
     worths = [row for row in rows.read(given.out / f"{table.name}_candidates.csv", Worth) if row.seed in seeds]
     choices = [row for row in rows.read(given.out / f"{table.name}.csv", Choice) if row.seed in seeds]
     found = shown.order(shown.gathered(worths, choices))
@@ -56,9 +58,11 @@ def _voted(given: argparse.Namespace, told: Callable[[str], None]) -> str:
 def _trained(given: argparse.Namespace, told: Callable[[str], None]) -> str:
     seeds = given.seeds or private.SEEDS
     place = given.out / f"{_PRIVATE}.csv"
-    todo = private.jobs(seeds)
-    with private.ray_for_all():
-        ran = rows.fill(todo, place, private.Trained, private.job_of, private.trained, every=1, told=told)
+    ran = 0
+    if not given.show:
+        with private.ray_for_all():
+            todo = private.jobs(seeds)
+            ran = rows.fill(todo, place, private.Trained, private.job_of, private.trained, every=1, told=told)
     found = [row for row in rows.read(place, private.Trained) if row.seed in seeds]
     private_shown.draw(found, given.out / f"{_PRIVATE}.png")
     told(f"done: {ran} populations trained on in this run, {len(found)} rows")

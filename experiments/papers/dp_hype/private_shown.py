@@ -98,6 +98,6 @@ def draw(rows: Sequence[Trained], place: Path) -> None:
         axes.set_xticks(range(len(budgets)), [f"{budget:g}" for budget in budgets])
         axes.set_xlabel("total ε")
         axes.set_title(f"{partition}, n = 100", fontsize=9)
-        axes.legend(fontsize=7)
+        axes.legend(fontsize=7, loc="lower right")
     figure.suptitle(f"Vote and private training, Adult ({NOTE})", fontsize=9)
     figure.savefig(place, dpi=85)

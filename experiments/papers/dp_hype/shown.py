@@ -70,7 +70,7 @@ class Shown:
 
 
 def gathered(worths: Iterable[Worth], choices: Iterable[Choice]) -> dict[Population, Shown]:
-    """Both CSVs by population, in the order in which they were measured."""
+    """Both CSVs by population. A seed that was measured and has not voted yet is left out."""
     candidates: dict[Population, dict[int, dict[int, float]]] = {}
     for worth in worths:
         seeds = candidates.setdefault((worth.task, worth.partition, worth.clients), {})
@@ -80,10 +80,13 @@ def gathered(worths: Iterable[Worth], choices: Iterable[Choice]) -> dict[Populat
         own.setdefault((choice.task, choice.partition, choice.clients), []).append(choice)
     found = {}
     for population, seeds in candidates.items():
-        arrays = {seed: np.array([values[number] for number in sorted(values)]) for seed, values in seeds.items()}
+        voted = {choice.seed for choice in own.get(population, [])}
+        arrays = {seed: np.array([seeds[seed][i] for i in sorted(seeds[seed])]) for seed in seeds if seed in voted}
+        if not arrays:
+            continue
         runs: dict[tuple[str, float], list[float]] = {}
         short: dict[tuple[str, float], list[float]] = {}
-        for choice in own.get(population, []):
+        for choice in own[population]:
             accuracies = arrays[choice.seed][list(choice.chosen)]
             runs.setdefault((choice.method, choice.epsilon), []).extend(accuracies)
             short.setdefault((choice.method, choice.epsilon), []).extend(arrays[choice.seed].max() - accuracies)
@@ -176,7 +179,7 @@ def draw(table: Table, found: Mapping[Population, Shown], place: Path) -> None:
         _panel(axes, population, shown)
     for axes in panels[len(found) :]:
         axes.axis("off")
-    panels[0].legend(fontsize=6)
+    panels[0].legend(fontsize=6, loc="lower right")
     figure.suptitle(f"{table.title} ({NOTE})", fontsize=9)
     figure.savefig(place, dpi=80)
 

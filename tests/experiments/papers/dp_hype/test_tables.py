@@ -107,6 +107,13 @@ def test_intervals_are_over_runs_and_seeds_are_told_apart(folder):
     assert shown.good("k=5", 0.1) < 0.5
 
 
+def test_a_seed_that_has_not_voted_yet_is_left_out(folder):
+    _, worths, choices = filled(folder)
+    shown = gathered(worths, [choice for choice in choices if choice.seed == 0 and choice.clients == 100])
+    assert {population[2] for population in shown} == {100}
+    assert list(shown["adult", "iid", 100].worth) == [0]
+
+
 def test_the_text_stands_beside_the_papers_numbers(folder):
     _, worths, choices = filled(folder)
     text = written(SMALL, order(gathered(worths, choices)))
@@ -129,6 +136,7 @@ def test_the_command_makes_all_files_and_says_what_is_missing(folder, monkeypatc
         raise DatasetMissing("no data here")
 
     monkeypatch.setattr(tables, "measured", absent)
+    assert command.main([*arguments, "--show"]) == 0
     assert command.main([*arguments[:1], "--seeds", "7:8", *arguments[3:]]) == 1
     assert "skipped: no data here" in capsys.readouterr().out
 
