@@ -161,7 +161,12 @@ def _named(epsilon: float) -> str:
     return "∞" if math.isinf(epsilon) else f"{epsilon:g}"
 
 
-_SHOWN = (("k=5", "tab:blue", "o-"), ("k=1", "tab:cyan", "s--"), ("top scores", "tab:orange", "^:"))
+_SHOWN = (
+    ("k=5", "tab:blue", "o-"),
+    ("k=1", "tab:cyan", "s--"),
+    ("k=5, by loss", "tab:purple", "*-"),
+    ("top scores", "tab:orange", "^:"),
+)
 _MORE = (("winner only, same μ", "tab:green", "x-."), ("all scores", "tab:red", "v:"), ("subsets", "tab:brown", "d:"))
 
 

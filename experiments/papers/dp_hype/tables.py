@@ -167,7 +167,7 @@ def choices(job: Job) -> list[Choice]:
     found = measured(job.condition, job.cache)
     source = NoiseSource(job.condition.seed)
     lines = []
-    for rule in fitting(job.condition.clients):
+    for rule in fitting(job.condition):
         key = (*job.condition.key, rule.name)
         scores = found.local if rule.score == "accuracy" else local_losses(job.condition, job.cache)
         runs = [rule.choose(scores, EPSILONS, source, *key, run) for run in range(REPETITIONS)]
@@ -184,9 +184,12 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def fitting(clients: int) -> list[Rule]:
-    """The rules that so many clients can follow: subsets need one client a candidate."""
-    return [rule for rule in RULES if clients >= len(GRID) or not isinstance(rule, Subsets)]
+def fitting(condition: Condition) -> list[Rule]:
+    """The rules for a population: subsets need a client a candidate, votes by loss a second training."""
+    left_out = [rule for rule in RULES if rule.score == "loss" and not condition.task.by_loss]
+    if condition.clients < len(GRID):
+        left_out += [rule for rule in RULES if isinstance(rule, Subsets)]
+    return [rule for rule in RULES if rule not in left_out]
 
 
 def _job_of(row: Worth | Choice) -> rows.Key:

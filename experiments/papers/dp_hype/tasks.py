@@ -75,6 +75,7 @@ class Task:
         records, tested: so many of the training and the test part, drawn by the seed; None: all of it.
         side: pixels of a side as used; 0 for a table.
         width: w of the network.
+        by_loss: whether clients also vote by loss, for which they train a second time.
         slow: candidates with rates up to this one are trained once for all of them (`grid.standing_for`).
     """
 
@@ -89,6 +90,7 @@ class Task:
     tested: int | None = None
     side: int = 0
     width: int = 32
+    by_loss: bool = False
     slow: float = SLOW
 
     @property
@@ -114,7 +116,7 @@ class Task:
 TASKS = {
     task.name: task
     for task in (
-        Task("adult", "adult", epochs=5, dropout=0.2),
+        Task("adult", "adult", epochs=5, dropout=0.2, by_loss=True),
         Task("mnist", "mnist", epochs=5, batch=16, records=6_000, tested=2_000, side=14, width=8, slow=1e-4),
         Task("cifar", "cifar10_jpeg16", epochs=5, batch=16, records=6_000, tested=2_000, side=16, width=8, slow=1e-4),
     )
