@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dpray.experiments import report
+from dpray.experiments.exporting import keep
 from dpray.experiments.kinds import Begun
 from dpray.experiments.live import Phase
 from dpray.experiments.material import Material
@@ -124,7 +125,9 @@ class Job:
             view.artifact(plot(rounds, self.material.chance, begun.files.path / "rounds.png"), "rounds.png")
         lost, stopped = result.metrics["rounds_lost"], result.metrics["stopped"]
         how = f"{settings.algorithm}, {stopped}" + (f", {lost} lost" if lost else "")
-        return self._outcome(search, winner, settings, how, float(result.metrics["accuracy"]))
+        outcome = self._outcome(search, winner, settings, how, float(result.metrics["accuracy"]))
+        keep(trainer, begun.files, begun.showing.root)
+        return outcome
 
     def _trainer(self, winner: dict[str, Any]) -> tuple[FederatedTrainer, Settings]:
         settings = self.material.settings(winner)
