@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from dpray.trainers.fedfc import FedFCSettings as FedFCSettings
     from dpray.trainers.fedgd import DPFedGDTrainer as DPFedGDTrainer
     from dpray.trainers.fedgd import FedGDSettings as FedGDSettings
+    from dpray.trainers.hold_out import Correct as Correct
+    from dpray.trainers.hold_out import HoldOut as HoldOut
     from dpray.trainers.model_statement import ModelStatement as ModelStatement
     from dpray.trainers.models import LinearHead as LinearHead
     from dpray.trainers.models import Model as Model
@@ -43,9 +45,11 @@ if TYPE_CHECKING:
     from dpray.trainers.sofim import DPFedSOFIMTrainer as DPFedSOFIMTrainer
     from dpray.trainers.sofim import SOFIMSettings as SOFIMSettings
     from dpray.trainers.torch_module import TorchModule as TorchModule
+    from dpray.trainers.trainable import TrainerTuning as TrainerTuning
 
 _HOMES = {
     "CheckpointConflict": "checkpoints",
+    "Correct": "hold_out",
     "DPFedAdamTrainer": "fedadam",
     "DPFedAvgTrainer": "fedavg",
     "DPFedFCTrainer": "fedfc",
@@ -61,6 +65,7 @@ _HOMES = {
     "FedGDSettings": "fedgd",
     "FedYogiSettings": "fedadam",
     "FederatedTrainer": "base",
+    "HoldOut": "hold_out",
     "LinearHead": "models",
     "Model": "models",
     "ModelRefused": "export",
@@ -73,6 +78,7 @@ _HOMES = {
     "ServerState": "settings",
     "Settings": "settings",
     "TorchModule": "torch_module",
+    "TrainerTuning": "trainable",
     "TrainingTask": "rehearsal",
     "export_model": "export",
     "load_model": "export",
