@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from dpray.experiments.sampling import Sampling
 from dpray.experiments.sections import Positive, Regime, Section, Unit, Whole
 
 Coefficient = Annotated[float, Field(ge=0, lt=1)]
@@ -21,6 +22,8 @@ class Common(Section):
     """Whether one client alone can rehearse it, so that candidates can be voted on."""
     noised_steps: ClassVar[bool] = False
     """Whether local steps are noised each, so that records may be protected over several of them."""
+    sampled: ClassVar[bool] = True
+    """Whether its rounds can be over samples: it builds on nothing but their sums of gradients or updates."""
 
     rounds: Whole
     regime: Regime = "distributed"
@@ -30,11 +33,13 @@ class Common(Section):
     weighting: Literal["records", "clients"] | None = None
     local_steps: Whole | None = None
     local_rate: Positive | None = None
+    sampling: Sampling | None = None
 
     @classmethod
     def searchable(cls) -> tuple[str, ...]:
         """Settings that `search.space` may name. The rounds are reserved before the search and are not among them."""
-        return tuple(key for key in cls.model_fields if key not in ("algorithm", "rounds", "regime", "unit"))
+        planned = ("algorithm", "rounds", "regime", "unit", "sampling")
+        return tuple(key for key in cls.model_fields if key not in planned)
 
     def fixed(self) -> dict[str, Any]:
         """The settings given here, without those left to the trainer's defaults or to the search."""
@@ -95,6 +100,7 @@ class FedFC(Common):
     """DP-FedFC: the server's step is preconditioned by the features' covariance, released before the first round."""
 
     rehearsed: ClassVar[bool] = False
+    sampled: ClassVar[bool] = False
 
     algorithm: Literal["dp_fedfc"]
     unit: Literal["record"] = "record"
@@ -108,6 +114,7 @@ class Scaffold(Common):
 
     rehearsed: ClassVar[bool] = False
     noised_steps: ClassVar[bool] = True
+    sampled: ClassVar[bool] = False
 
     algorithm: Literal["dp_scaffold"]
     unit: Literal["record"] = "record"

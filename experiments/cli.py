@@ -1,4 +1,4 @@
-"""The command line: `dpray plan|run|resume|report|ui`, and the commands of `cli_jobs` and `cli_ledger`.
+"""The command line: `dpray plan|run|resume|report|export|ui`, and the commands of `cli_jobs` and `cli_ledger`.
 
 | exit code | meaning |
 |---|---|
@@ -128,6 +128,22 @@ def report(run: RunArgument, workspace: Workspace = Path()) -> None:
 
 
 @app.command()
+def export(
+    run: RunArgument,
+    out: Annotated[Path, typer.Option(help="Folder to make: parameters in safetensors, and what they cost.")],
+    workspace: Workspace = Path(),
+) -> None:
+    """Take the trained model of a finished run away, with its privacy statement."""
+    with refusing():
+        from dpray.experiments import exporting
+        from dpray.experiments.runs import RunDirectory
+
+        _console().print(
+            exporting.export(RunDirectory(workspace.expanduser(), run), out.expanduser()), markup=False, soft_wrap=True
+        )
+
+
+@app.command()
 def ui(
     uri: Annotated[str, typer.Option(help="MLflow's store.")] = "sqlite:///mlflow.db",
     host: Annotated[
@@ -221,6 +237,7 @@ _REFUSALS = (
     ("dpray.searchers.errors", "SearchError"),
     ("dpray.searchers.errors", "SpaceError"),
     ("dpray.trainers.checkpoints", "CheckpointConflict"),
+    ("dpray.trainers.export", "ModelRefused"),
     ("dpray.experiments.ui", "UiError"),
     ("dpray.experiments.engine", "ClusterUnreachable"),
     ("dpray.experiments.nodes", "NodesDiffer"),

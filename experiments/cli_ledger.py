@@ -23,7 +23,7 @@ Unit = Annotated[str, typer.Option(help="What the account protects: record, user
 Epsilon = Annotated[str, typer.Option(help="Lifetime ε; inf only together with --non-private.")]
 Delta = Annotated[str, typer.Option(help="Lifetime δ, well below 1/records.")]
 Kind = Annotated[
-    str, typer.Option(help="gdp: exact μ², what recipes need; pld: composed events, for releases on Poisson samples.")
+    str, typer.Option(help="gdp: exact μ²; pld: composed events, what recipes with training.sampling need.")
 ]
 NonPrivate = Annotated[bool, typer.Option("--non-private", help="Admit releases without noise. Protects nobody.")]
 _DEFAULT = "sqlite:///dpray-ledger.db"

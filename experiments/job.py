@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dpray.experiments import report
+from dpray.experiments.exporting import keep
+from dpray.experiments.figures import number
 from dpray.experiments.kinds import Begun
 from dpray.experiments.live import Phase
 from dpray.experiments.material import Material
@@ -104,8 +106,8 @@ class Job:
         from dpray.searchers.candidate_trial import numbers_of
 
         numbers, answered = numbers_of(trial.config), trial.last_result["clients_answered"]
-        for number in numbers:
-            self.begun.showing.trial(view, number, search.candidates[number], answered)
+        for each in numbers:
+            self.begun.showing.trial(view, each, search.candidates[each], answered)
         words = f"candidate {numbers[0]}" if len(numbers) == 1 else f"candidates {numbers[0]}-{numbers[-1]}"
         phase(search.progress["evaluated"], f"{words} on {answered} clients")
 
@@ -117,14 +119,22 @@ class Job:
         with begun.showing.root.child("training") as view, begun.live.phase("training", settings.rounds) as phase:
             trainer.tracker = view
             trainer.on_round = lambda row: phase(
-                row["training_iteration"], f"accuracy {row['accuracy']:.3f}  {begun.spent()}"
+                row["training_iteration"], f"accuracy {row['accuracy']:.3f}  {self._spent(row)}"
             )
             result = trainer.fit()
             rounds = result.metrics_dataframe.to_dict("records")
             view.artifact(plot(rounds, self.material.chance, begun.files.path / "rounds.png"), "rounds.png")
         lost, stopped = result.metrics["rounds_lost"], result.metrics["stopped"]
         how = f"{settings.algorithm}, {stopped}" + (f", {lost} lost" if lost else "")
-        return self._outcome(search, winner, settings, how, float(result.metrics["accuracy"]))
+        outcome = self._outcome(search, winner, settings, how, float(result.metrics["accuracy"]))
+        keep(trainer, begun.files, begun.showing.root)
+        return outcome
+
+    def _spent(self, row: Mapping[str, Any]) -> str:
+        """What was spent by a round; composing a sampled run's events anew would take longer than the round."""
+        if self.recipe.training.sampling is None:
+            return self.begun.spent()
+        return f"ε at most {number(row['privacy/epsilon_run'])} spent"
 
     def _trainer(self, winner: dict[str, Any]) -> tuple[FederatedTrainer, Settings]:
         settings = self.material.settings(winner)
@@ -139,6 +149,7 @@ class Job:
             label=TRAINING,
             reserve=False,
             storage=self.begun.files.path / "training",
+            sampling=None if self.recipe.training.sampling is None else self.recipe.training.sampling.sampler(),
             evaluation=self.material.evaluation,
         )
         return trainer, settings

@@ -61,6 +61,8 @@ class Begun:
         budget = self.account.budget
         if budget.non_private or self.account.unbounded:
             return "ε = ∞, NOT PRIVATE"
+        if self.account.kind == "pld":
+            return f"ε {number(self.account.spent_epsilon)} spent of {number(budget.epsilon)}"
         left = remaining_epsilon(budget, self.account.spent)
         return f"ε {number(self.account.spent_epsilon)} spent, {number(left, up=False)} left"
 

@@ -13,7 +13,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from dpray.experiments.reading import RecipeError
 from dpray.experiments.sections import Budget as Given
@@ -47,6 +47,11 @@ class Part:
     delta: float
 
     @property
+    def sampling_probability(self) -> float:
+        """q of its releases; 1 without sampling."""
+        return 1.0
+
+    @property
     def share(self) -> float:
         """Of the account's μ²; NaN where that is infinite."""
         return math.nan if self.charged is None or self.budget is None else self.charged / self.budget
@@ -60,6 +65,34 @@ class Part:
     def epsilon_step(self) -> float:
         """ε of one release alone, as the account sees it, rounded up."""
         return _epsilon(None if self.charged is None else -(-self.charged // self.steps), self.delta)
+
+
+@dataclass(frozen=True)
+class NoisedPart(Part):
+    """A part whose noise the clients of a cohort add.
+
+    Attributes:
+        sigma: noise std of one release if exactly the counted-on clients answer; 0 without noise.
+        answered_sigma: the same if all clients answer.
+    """
+
+    sigma: float
+    answered_sigma: float
+
+
+@dataclass(frozen=True)
+class WinnerPart(Part):
+    """A vote of which the winner alone is released, by a trusted aggregator.
+
+    Attributes:
+        pure_epsilon: ε of the release by itself, without a δ; ∞ without noise.
+        scale: b = 2/ε, in votes; 0 without noise.
+        votes_lead: lead that noisy votes would need for the same spend, their noise shared by all clients.
+    """
+
+    pure_epsilon: float
+    scale: float
+    votes_lead: float
 
 
 @dataclass(frozen=True)
@@ -80,6 +113,11 @@ class Foreseen(ABC):
     @abstractmethod
     def parts(self) -> tuple[Part, ...]:
         """In the order in which they happen."""
+
+    @property
+    def kind(self) -> Literal["gdp", "pld"]:
+        """Of the account that can pay for it."""
+        return "gdp"
 
     @property
     def charged(self) -> int | None:

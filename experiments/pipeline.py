@@ -120,7 +120,8 @@ def _open(
         records_per_client=recipe.population.records_per_client,
         declaration=experiment.expected.declaration,
     )
-    account = population.account(recipe.population.unit, experiment.expected.budget)
+    expected = experiment.expected
+    account = population.account(recipe.population.unit, expected.budget, kind=expected.kind)
     run = population.run(name, stamps=stamps)
     if not run.closed:
         run.reserve(experiment.planned())

@@ -16,14 +16,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from scipy.special import ndtri
 
 from dpray.experiments.algorithms import FedFC, Scaffold
 from dpray.experiments.binding import declaration
-from dpray.experiments.parts import COVARIANCE, SEARCH, TRAINING, Foreseen, Part, budget_of
+from dpray.experiments.parts import COVARIANCE, SEARCH, TRAINING, Foreseen, NoisedPart, Part, WinnerPart, budget_of
 from dpray.experiments.reading import RecipeError
+from dpray.experiments.sampling import SampledPart
 from dpray.experiments.spec import Recipe, Search
 from dpray.platform.privacy.budget import Budget, share, split, to_mu
 from dpray.platform.privacy.ledger import Plan, PlannedRelease
@@ -39,6 +40,7 @@ from dpray.platform.privacy.mechanisms import (
     vote_failure_bound,
     winner_failure_bound,
 )
+from dpray.platform.privacy.sampling import PoissonSampling
 
 if TYPE_CHECKING:
     from dpray.platform.cohort.masked.parameters import Parameters
@@ -58,34 +60,6 @@ class Scale:
     relative_error: float = 0.0
     features: int = 0
     smallest_client: int = 1
-
-
-@dataclass(frozen=True)
-class NoisedPart(Part):
-    """A part whose noise the clients of a cohort add.
-
-    Attributes:
-        sigma: noise std of one release if exactly the counted-on clients answer; 0 without noise.
-        answered_sigma: the same if all clients answer.
-    """
-
-    sigma: float
-    answered_sigma: float
-
-
-@dataclass(frozen=True)
-class WinnerPart(Part):
-    """A vote of which the winner alone is released, by a trusted aggregator.
-
-    Attributes:
-        pure_epsilon: ε of the release by itself, without a δ; ∞ without noise.
-        scale: b = 2/ε, in votes; 0 without noise.
-        votes_lead: lead that noisy votes would need for the same spend, their noise shared by all clients.
-    """
-
-    pure_epsilon: float
-    scale: float
-    votes_lead: float
 
 
 @dataclass(frozen=True)
@@ -121,6 +95,11 @@ class Forecast(Foreseen):
         return tuple(part for part in (self.search, self.covariance, self.training) if part is not None)
 
     @property
+    def kind(self) -> Literal["gdp", "pld"]:
+        """Composed events for sampled rounds, μ² otherwise."""
+        return "pld" if isinstance(self.training, SampledPart) else "gdp"
+
+    @property
     def training_quanta(self) -> int | None:
         """What the trainer may spend: its rounds, and what it releases before them."""
         if self.training.quanta is None or self.covariance is None:
@@ -131,7 +110,8 @@ class Forecast(Foreseen):
         """The plan to reserve; `search`, `training`, `covariance` are the mechanisms' names in the ledger."""
         names = {SEARCH: search, TRAINING: training, COVARIANCE: covariance}
         lines = (
-            PlannedRelease(part.label, names[part.label], part.unit, part.quanta, part.steps) for part in self.parts
+            PlannedRelease(part.label, names[part.label], part.unit, part.quanta, part.steps, part.sampling_probability)
+            for part in self.parts
         )
         return Plan(tuple(lines))
 
@@ -157,12 +137,15 @@ def forecast(recipe: Recipe, scale: Scale) -> Forecast:
             quanta = None if quanta is None or apart is None else quanta - apart
             covariance = payer.part(COVARIANCE, moments, apart, 1, regime)
         training = payer.part(TRAINING, summed, quanta, recipe.training.rounds, regime)
+        if recipe.training.sampling is not None:
+            training = payer.sampled(recipe.training.sampling.sampler(), summed, recipe.training.rounds)
         search = None if recipe.search is None else payer.vote(recipe.search, search_quanta)
     except ValueError as error:
         raise RecipeError(f"The budget does not reach: {error}") from None
     K = _noised_steps(recipe)
     sigma_over_clip = training.answered_sigma * math.sqrt(K) / clip
     noise_to_signal = sigma_over_clip * math.sqrt(scale.dimension) / (K * _summands(recipe, scale))
+    noise_to_signal /= training.sampling_probability  # sums are divided by the expected number
     lead = unanimous = None
     if search is not None and recipe.search is not None:
         k = recipe.search.votes
@@ -273,6 +256,12 @@ class _Payer:
             "delta": self.budget.delta,
         }
         return spend, math.inf if quanta is None else to_mu(split(quanta, steps)[-1])
+
+    def sampled(self, sampling: PoissonSampling, mechanism: Mechanism, rounds: int) -> SampledPart:
+        """Rounds over samples, which spend the whole budget."""
+        quanta = sampling.calibrate(self.budget, rounds)
+        part = self.part(TRAINING, sampling.mechanism(mechanism), quanta, rounds, self.recipe.training.regime)
+        return SampledPart(**vars(part), sampling=sampling)
 
     def _factor(self, unit: Unit) -> int:
         """What one quantum of a release costs the account."""

@@ -10,8 +10,8 @@ from rich.text import Text
 from dpray.experiments.algorithms import FedFC, Scaffold
 from dpray.experiments.figures import number, percent
 from dpray.experiments.kinds import AnyRecipe
-from dpray.experiments.parts import Foreseen, Part
-from dpray.experiments.plan import Forecast, Scale, WinnerPart, lead_needed, regimes, winner_lead_needed
+from dpray.experiments.parts import Foreseen, Part, WinnerPart
+from dpray.experiments.plan import Forecast, Scale, lead_needed, regimes, winner_lead_needed
 from dpray.experiments.report import pairs, stamps, table
 from dpray.experiments.spec import Recipe
 from dpray.experiments.standing import Standing
@@ -86,6 +86,10 @@ def _noise(recipe: Recipe, expected: Forecast, scale: Scale) -> list[tuple[str, 
         lines.append(("", f"{steps} local steps in a round, each noised: as much as {steps} releases of a gradient"))
     what = "gradient" if recipe.training.unit == "record" else "update"
     lines.append(("Training", f"{recipe.training.rounds} rounds, noise {regime[recipe.training.regime]}"))
+    given = recipe.training.sampling
+    if given is not None:
+        who = f"each {given.unit} is in a round with probability {given.rate:g}, known to its client alone"
+        lines.append(("", f"{who}; sums are divided by {given.rate:g}·N"))
     lines.append(("", f"noise of σ = {expected.sigma_over_clip:.3g}·C on every coordinate of a round's sum"))
     lines.append(
         ("", f"noise in a round's mean {what}: {expected.noise_to_signal:.3g} times the longest it can be (s·√d / C)")
@@ -141,6 +145,8 @@ def _leads(recipe: Recipe, expected: Forecast, scale: Scale) -> list[str]:
 
 
 def _account(expected: Foreseen, before: Standing) -> RenderableType:
+    if expected.kind == "pld":
+        return _composed(expected, before)
     drawn = table("", "spent", "set aside", "left", "ε left")
     charged = expected.charged
     if before.budget is None or charged is None:
@@ -151,6 +157,16 @@ def _account(expected: Foreseen, before: Standing) -> RenderableType:
         shares.append(percent(left / before.budget, up=False))
         epsilon = remaining_epsilon(expected.budget, min(spent + before.reserved, before.budget))
         drawn.add_row(name, *shares, number(epsilon, up=False))
+    return drawn
+
+
+def _composed(expected: Foreseen, before: Standing) -> RenderableType:
+    """Composed events leave no share: what is spent, and what the plan comes to if nothing was spent before it."""
+    drawn = table("", "ε spent", "of")
+    drawn.add_row("before", number(before.epsilon), number(expected.budget.epsilon))
+    untouched = not before.spent and not before.reserved
+    after = number(sum(part.epsilon for part in expected.parts)) if untouched else "more than there is"
+    drawn.add_row("after", after, number(expected.budget.epsilon))
     return drawn
 
 

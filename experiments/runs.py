@@ -6,6 +6,7 @@
 | `search/` | the state of a vote's searcher: candidates and bookkeeping, no score, no vote | public |
 | `tune/` | Ray Tune's own files | public |
 | `training/` | round checkpoints: parameters and server state, made of releases | released |
+| `model/` | the trained model with its privacy statement, which `dpray export` copies | released |
 | `spool/` | metrics on their way to MLflow | public and released |
 | `outcome.json` | the result and the statement of the account | released |
 

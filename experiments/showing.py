@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from dpray.experiments import report
 from dpray.experiments.kinds import AnyRecipe
-from dpray.experiments.plan import Forecast, NoisedPart
+from dpray.experiments.parts import NoisedPart
+from dpray.experiments.plan import Forecast
 from dpray.experiments.runs import RunDirectory
 from dpray.experiments.standing import in_workspace
 from dpray.platform.privacy.mechanisms import vote_failure_bound
@@ -103,6 +104,9 @@ class Showing:
     def spend(self, view: RunView, account: Account, run: Run, step: int) -> None:
         """What the account and this run have spent by now."""
         of_run = account.statement(run.name).run_spent
+        if account.kind == "pld" and of_run is not None:
+            view.public({"privacy/epsilon": account.spent_epsilon, "privacy/epsilon_run": of_run.epsilon}, step=step)
+            return
         quanta = None if of_run is None else of_run.quanta
         view.spend(account.budget, None if account.unbounded else account.spent, quanta, step=step)
 

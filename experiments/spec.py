@@ -27,6 +27,7 @@ from pydantic import Field, ValidationError, model_validator
 from dpray.experiments import domains, objections
 from dpray.experiments.algorithms import Scaffold, Training
 from dpray.experiments.domains import Domain, Setting
+from dpray.experiments.sampling import objection
 from dpray.experiments.sections import (
     Budget,
     Cohort,
@@ -165,6 +166,13 @@ class Recipe(Document):
                 "`cohort.secure_sum: masked` hides the votes' counts from the aggregator, and `search.release: winner` "
                 "is chosen from them there; give `release: votes`, or `secure_sum: trusted`."
             )
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_sampled(self) -> Self:
+        words = objection(self)
+        if words is not None:
+            raise ValueError(words)
         return self
 
     @model_validator(mode="after")

@@ -24,7 +24,7 @@ from dpray.platform.privacy.ledger import (
     LedgerTampered,
     Population,
 )
-from dpray.platform.privacy.ledger.composing import GDP
+from dpray.platform.privacy.ledger.composing import GDP, PLD
 from dpray.platform.privacy.mechanisms import Unit
 from dpray.platform.tracking.address import shown
 
@@ -34,11 +34,15 @@ _MOST_SHOWN = 3
 
 @dataclass(frozen=True)
 class Standing:
-    """What an account has spent, what plans have set aside, and what its budget is, in quanta (None: infinite)."""
+    """What an account has spent, what plans have set aside, and what its budget is, in quanta (None: infinite).
+
+    `epsilon` is what an account of kind `pld` has spent, whose quanta say nothing about it.
+    """
 
     budget: int | None
     spent: int
     reserved: int
+    epsilon: float = 0.0
 
     @property
     def remaining(self) -> int | None:
@@ -76,13 +80,14 @@ def look(
         if population is None:
             return new
         population.check(records_per_client=recipe.population.records_per_client, declaration=forecast.declaration)
-        _check_kind(population)
+        _check_kind(population, forecast)
         planned = run is not None and run in population.runs()
         found = None
         for account in population.accounts():
             if account.unit is Unit(recipe.population.unit):
                 _check_budget(population, account, forecast.budget)
-                found = Standing(account.budget.quanta, account.spent, account.reserved)
+                composed = account.spent_epsilon if account.kind == PLD else 0.0
+                found = Standing(account.budget.quanta, account.spent, account.reserved, composed)
             if fits and not planned:
                 _check_fits(recipe, population, account, forecast)
         return found or new
@@ -181,13 +186,19 @@ def _opened(url: str) -> Ledger | None:
         return None
 
 
-def _check_kind(population: Population) -> None:
-    if any(account.kind != GDP for account in population.accounts()):
+def _check_kind(population: Population, forecast: Foreseen) -> None:
+    if all(account.kind == forecast.kind for account in population.accounts()):
+        return
+    if forecast.kind == GDP:
         raise LedgerError(
-            f"Population {population.name!r} is protected by accounts of kind 'pld', which compose events, and a "
+            f"Population {population.name!r} is protected by accounts of kind 'pld', which compose events, and this "
             "recipe plans, spends and shows exact μ² (kind 'gdp'): release on this population with the Python "
             "interface (`Run.release`), or give the recipe a population of its own."
         )
+    raise LedgerError(
+        f"Population {population.name!r} is protected by accounts of kind 'gdp', which add up exact μ², and a sampled "
+        "round has no finite μ: delete `training.sampling`, or give the recipe a population of its own."
+    )
 
 
 def _check_budget(population: Population, account: Account, budget: Budget) -> None:
@@ -201,6 +212,9 @@ def _check_budget(population: Population, account: Account, budget: Budget) -> N
 
 def _check_fits(recipe: AnyRecipe, population: Population, account: Account, forecast: Foreseen) -> None:
     """Refuse what reserving would refuse, with both numbers."""
+    if forecast.kind == PLD:
+        _check_untouched(population, account)
+        return
     left = account.remaining
     if left is None:
         return
@@ -226,6 +240,17 @@ def _check_fits(recipe: AnyRecipe, population: Population, account: Account, for
             f"{_amount(account.spent, budget, account)}, set aside by other runs "
             f"{_amount(account.reserved, budget, account)}). Nothing was spent. Let the recipe ask for less, finish "
             f"runs that hold a part, or raise the account with `dpray ledger amend {population.name}`, a new claim."
+        )
+
+
+def _check_untouched(population: Population, account: Account) -> None:
+    """Sampled rounds are calibrated to the whole budget."""
+    if account.spent or account.reserved:
+        raise BudgetExceeded(
+            f"The plan asks for all of {account.budget}, and the {account.unit} account of population "
+            f"{population.name!r} has spent ε = {number(account.spent_epsilon)} of it, or set a part aside for other "
+            f"runs. Nothing was spent. Raise the account with `dpray ledger amend {population.name}`, a new claim, or "
+            "give the recipe a population of its own."
         )
 
 

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from dpray.trainers.base import FederatedTrainer as FederatedTrainer
     from dpray.trainers.checkpoints import CheckpointConflict as CheckpointConflict
     from dpray.trainers.checkpoints import load_parameters as load_parameters
+    from dpray.trainers.export import ModelRefused as ModelRefused
+    from dpray.trainers.export import export_model as export_model
+    from dpray.trainers.export import load_model as load_model
+    from dpray.trainers.export import log_model as log_model
     from dpray.trainers.fedadam import DPFedAdamTrainer as DPFedAdamTrainer
     from dpray.trainers.fedadam import DPFedYogiTrainer as DPFedYogiTrainer
     from dpray.trainers.fedadam import FedAdamSettings as FedAdamSettings
@@ -22,6 +26,9 @@ if TYPE_CHECKING:
     from dpray.trainers.fedfc import FedFCSettings as FedFCSettings
     from dpray.trainers.fedgd import DPFedGDTrainer as DPFedGDTrainer
     from dpray.trainers.fedgd import FedGDSettings as FedGDSettings
+    from dpray.trainers.hold_out import Correct as Correct
+    from dpray.trainers.hold_out import HoldOut as HoldOut
+    from dpray.trainers.model_statement import ModelStatement as ModelStatement
     from dpray.trainers.models import LinearHead as LinearHead
     from dpray.trainers.models import Model as Model
     from dpray.trainers.momentum import DPMomentumTrainer as DPMomentumTrainer
@@ -38,9 +45,11 @@ if TYPE_CHECKING:
     from dpray.trainers.sofim import DPFedSOFIMTrainer as DPFedSOFIMTrainer
     from dpray.trainers.sofim import SOFIMSettings as SOFIMSettings
     from dpray.trainers.torch_module import TorchModule as TorchModule
+    from dpray.trainers.trainable import TrainerTuning as TrainerTuning
 
 _HOMES = {
     "CheckpointConflict": "checkpoints",
+    "Correct": "hold_out",
     "DPFedAdamTrainer": "fedadam",
     "DPFedAvgTrainer": "fedavg",
     "DPFedFCTrainer": "fedfc",
@@ -56,8 +65,11 @@ _HOMES = {
     "FedGDSettings": "fedgd",
     "FedYogiSettings": "fedadam",
     "FederatedTrainer": "base",
+    "HoldOut": "hold_out",
     "LinearHead": "models",
     "Model": "models",
+    "ModelRefused": "export",
+    "ModelStatement": "model_statement",
     "MomentumSettings": "momentum",
     "NormalisedMomentumSettings": "momentum",
     "Rehearsal": "rehearsal",
@@ -66,8 +78,12 @@ _HOMES = {
     "ServerState": "settings",
     "Settings": "settings",
     "TorchModule": "torch_module",
+    "TrainerTuning": "trainable",
     "TrainingTask": "rehearsal",
+    "export_model": "export",
+    "load_model": "export",
     "load_parameters": "checkpoints",
+    "log_model": "export",
     "trainer_named": "named",
 }
 

@@ -32,10 +32,13 @@ from dpray.platform.privacy.budget import Budget, split, to_mu
 from dpray.platform.privacy.ledger import BudgetExceeded, Plan, PlannedRelease, ReleaseKey, ReleaseLost
 from dpray.platform.privacy.mechanisms import ClippedSum, Mechanism, Regime, Unit
 from dpray.platform.privacy.noise import GridNoise
-from dpray.platform.tracking.progress import Row, Spent, show
+from dpray.platform.privacy.sampling import PoissonSampling
+from dpray.platform.tracking.progress import Composed, Row, Spent, show
+from dpray.platform.tracking.progress import spent as spent_by
 from dpray.trainers.checkpoints import Checkpoints
 from dpray.trainers.models import FloatArray, Model, take
 from dpray.trainers.progress import PUBLIC, Answer, measure
+from dpray.trainers.sampled import asked_of_a_sample, quanta_of, refuse_sampling
 from dpray.trainers.settings import ServerState, Settings
 
 if TYPE_CHECKING:
@@ -74,13 +77,16 @@ class FederatedTrainer:
         evaluation: records declared PUBLIC, scored after every round without noise.
         tracker: where rounds are shown, such as `tracker.child("training")`.
         on_round: called with each round's row as it ends; inside Tune, `tune.report` will do.
+        sampling: a Poisson sample of records or clients for every round, of the unit that is protected; for accounts of
+            kind `pld`. `budget` is then spent by composition, and `quanta` are μ² without sampling. G_t is divided by
+            the expected q·N, which is public; the sample is not, and stays with the clients.
 
     Resuming: build the trainer again with the same arguments (`run` opened anew) and call `fit()`. It goes on from the
     last whole checkpoint; rounds released after it are read from the ledger, never released twice.
 
     Guarantee: the parameters of all rounds, and everything shown, are together μ-GDP for `unit` under replace-one with
-    μ² = `quanta`, however often rounds are repeated or lost. Not protected: who answered, how many records they hold,
-    timing, and the evaluation records.
+    μ² = `quanta` (with sampling: as `sampling.epsilon` says), however often rounds are repeated or lost. Not protected:
+    who answered, how many records they hold, timing, and the evaluation records.
 
     Raises:
         ValueError: settings, model and cohort do not fit; before anything is charged.
@@ -92,6 +98,8 @@ class FederatedTrainer:
     """Whom the algorithm can protect; the first is the default."""
     local_steps_on_records: ClassVar[bool] = False
     """Whether it noises every local step, so that several of them still protect records."""
+    sampled: ClassVar[bool] = True
+    """Whether its rounds can be over samples: it builds on nothing but their sums of gradients or updates."""
 
     def __init__(
         self,
@@ -111,25 +119,29 @@ class FederatedTrainer:
         evaluation: Records | None = None,
         tracker: RunView | None = None,
         on_round: Callable[[Row], object] | None = None,
+        sampling: PoissonSampling | None = None,
     ) -> None:
         self.cohort, self.run, self.model, self.settings = cohort, run, model, settings
         self.unit = self.units[0] if unit is None else Unit(unit)
         self.regime, self.label, self.reserve = Regime(regime), label, reserve
-        self.quanta = _quanta(budget, quanta)
+        self.sampling = sampling
+        refuse_sampling(self)
+        self.quanta = quanta_of(budget, quanta, settings.rounds, sampling)
         self.evaluation, self.tracker, self.on_round = evaluation, tracker, on_round
         self.checkpoint_every = checkpoint_every
         self._refuse_misfits()
         self._floor = min(cohort.counts.values()) if self._alike else None
-        self.mechanism = self._mechanism()
+        self.mechanism = self._sampled_mechanism()
         T = settings.rounds
         rounds = None if self.quanta is None else self._rounds_quanta(self.quanta)
         self.spends: tuple[int | None, ...] = (None,) * T if rounds is None else split(rounds, T)
-        self.planned = PlannedRelease(label, MECHANISM, self.unit, rounds, T)
+        self.planned = PlannedRelease(label, MECHANISM, self.unit, rounds, T, self._rate)
         self.storage = None if storage is None else Path(storage)
         self._checkpoints = None if storage is None else Checkpoints(Path(storage), self._identity())
         self._path: Path | None = None
         self.state = settings.initial_state(model.initial())
         self.rows: tuple[Row, ...] = ()
+        self._sampled_query()  # refused here, if at all
 
     @property
     def plan(self) -> Plan:
@@ -167,7 +179,7 @@ class FederatedTrainer:
         if self.reserve:
             self.run.reserve(self.plan)
         self._begin()
-        spent = Spent(self.run, self.label, self.unit, self.spends)
+        spent = spent_by(self.run, self.planned, self.spends)
         T = self.settings.rounds
         for t in range(len(self.rows) + 1, T + 1):
             try:
@@ -196,7 +208,7 @@ class FederatedTrainer:
 
     def _ask(self, t: int) -> Answer | None:
         """Broadcast θ and release the noised sum of round t; None if the release is lost (its charge stands)."""
-        query, quanta = self._query(), self.spends[t - 1]
+        query, quanta = self._sampled_query(), self.spends[t - 1]
 
         def compute(attempt: Attempt) -> FloatArray:
             return self.cohort.sum(attempt, query, self.mechanism, self.regime).pack()
@@ -216,7 +228,7 @@ class FederatedTrainer:
         """What a stored sum says, with the noise that is in it."""
         total, records, clients = ClientSum.unpack(released)
         sigma = noise.std(1 if self.regime is Regime.CENTRAL else clients)
-        N = records if self._floor is None and self.unit is Unit.RECORD else clients * (self._floor or 1)
+        N = self._rate * (records if self._floor is None and self.unit is Unit.RECORD else clients * (self._floor or 1))
         sign = -1.0 if self.unit is Unit.CLIENT else 1.0
         return Answer(total * (sign / N), sigma / N, sigma, clients, records)
 
@@ -232,7 +244,7 @@ class FederatedTrainer:
         """The state after the step, with what else of the answer the next round needs: released values only."""
         return after
 
-    def _record(self, t: int, answer: Answer | None, after: ServerState, spent: Spent) -> None:
+    def _record(self, t: int, answer: Answer | None, after: ServerState, spent: Spent | Composed) -> None:
         row: Row = {"training_iteration": t, **measure(answer, self.state.theta, after.theta)}
         if answer is not None:
             row |= self.settings.diagnostics(after, after.steps)
@@ -274,6 +286,18 @@ class FederatedTrainer:
             return GradientSum(self.state.theta, self.settings.clip, self._floor)
         return ClientUpdate(self.state.theta, self.settings.clip, self._local)
 
+    def _sampled_query(self) -> Query:
+        return asked_of_a_sample(self._query(), self.sampling, self.settings.algorithm)
+
+    def _sampled_mechanism(self) -> Mechanism:
+        mechanism = self._mechanism()
+        return mechanism if self.sampling is None else self.sampling.mechanism(mechanism)
+
+    @property
+    def _rate(self) -> float:
+        """q; 1 without sampling."""
+        return 1.0 if self.sampling is None else self.sampling.rate
+
     def _request(self, query: Query) -> Mapping[str, Any]:
         return {**query.describe(), "algorithm": self.settings.algorithm, "regime": str(self.regime)}
 
@@ -304,6 +328,7 @@ class FederatedTrainer:
             "unit": str(self.unit),
             "regime": str(self.regime),
             "quanta": None if self.quanta is None else str(self.quanta),
+            **({} if self.sampling is None else self.sampling.describe()),
         }
 
     def _refuse_misfits(self) -> None:
@@ -355,13 +380,3 @@ class FederatedTrainer:
             path=os.fspath(self.storage or Path.cwd()),
             metrics_dataframe=frame.set_index("training_iteration", drop=False) if len(frame) else frame,
         )
-
-
-def _quanta(budget: Budget | None, quanta: int | Literal["budget"] | None) -> int | None:
-    if quanta != "budget":
-        if budget is not None:
-            raise ValueError("Say what training may spend once: `budget` or `quanta`, not both.")
-        return quanta
-    if budget is None:
-        raise ValueError("Say what training may spend: `budget=Budget(epsilon, delta)`, or `quanta` of a larger plan.")
-    return budget.quanta

@@ -118,6 +118,7 @@ class DPFedFCTrainer(FederatedTrainer):
     settings: FedFCSettings
     model: LinearHead
     units = (Unit.RECORD,)
+    sampled = False
 
     @property
     def plan(self) -> Plan:

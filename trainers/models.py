@@ -117,6 +117,14 @@ class Model(ClientTask):
         pairs = zip(thetas, members, strict=True)
         return np.stack([self.clipped_sum(theta, take(prepared, rows), clip) for theta, rows in pairs])
 
+    def named(self, theta: FloatArray) -> dict[str, FloatArray]:
+        """θ as parameters by name, as a reader of an exported file knows them; public."""
+        return {"theta": theta}
+
+    def flat(self, named: Mapping[str, FloatArray]) -> FloatArray:
+        """Inverse of `named`, (d,)."""
+        return np.concatenate([named[name].reshape(-1) for name in self.named(self.initial())])
+
     def predict(self, theta: FloatArray, x: NDArray[Any]) -> IntArray:
         """Most probable class of each record, (n,)."""
         return np.asarray(self.logits(theta, x).argmax(axis=1), dtype=np.int64)
@@ -212,6 +220,15 @@ class LinearHead(Model):
         """X̃W, (n, K)."""
         W = theta.reshape(self.features + 1, self.classes)
         return np.asarray(np.asarray(x, dtype=np.float64) @ W[:-1] + W[-1])
+
+    def named(self, theta: FloatArray) -> dict[str, FloatArray]:
+        """`weight` (K, f) and `bias` (K,), as `torch.nn.Linear` has them."""
+        W = theta.reshape(self.features + 1, self.classes)
+        return {"weight": W[:-1].T, "bias": W[-1]}
+
+    def flat(self, named: Mapping[str, FloatArray]) -> FloatArray:
+        """W from weight and bias, (d,)."""
+        return np.concatenate([named["weight"].T, named["bias"][None]]).reshape(-1)
 
     def clipped_sum(self, theta: FloatArray, records: Records, clip: float) -> FloatArray:
         """u of one client, (d,)."""

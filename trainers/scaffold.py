@@ -74,6 +74,7 @@ class DPScaffoldTrainer(FederatedTrainer):
     settings_type = ScaffoldSettings
     units = (Unit.RECORD,)
     local_steps_on_records = True
+    sampled = False
 
     @property
     def controls(self) -> FloatArray:

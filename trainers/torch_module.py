@@ -117,6 +117,14 @@ class TorchModule(Model):
         values = dict(parts.module.named_parameters())
         return np.concatenate([values[name].detach().double().cpu().numpy().reshape(-1) for name in parts.names])
 
+    def named(self, theta: FloatArray) -> dict[str, FloatArray]:
+        """Trainable parameters by the module's own names and shapes, for its `load_state_dict(…, strict=False)`."""
+        parts = self._parts
+        pieces = np.split(theta, np.cumsum(parts.sizes)[:-1])
+        return {
+            name: piece.reshape(shape) for name, shape, piece in zip(parts.names, parts.shapes, pieces, strict=True)
+        }
+
     def clipped_sum(self, theta: FloatArray, records: Records, clip: float) -> FloatArray:
         """u of one client, (d,). A C outside `CLIPS` is refused (`ValueError`)."""
         self.refuse_clip(clip)

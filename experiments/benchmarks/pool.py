@@ -76,10 +76,10 @@ class TimedRun(Run):
         charge = super().charge
         return self._timed(lambda: charge(*args, **kwargs))
 
-    def commit(self, attempt: Attempt, participants: frozenset[str]) -> Head:
+    def commit(self, attempt: Attempt, participants: frozenset[str], *, sample_inside: bool = False) -> Head:
         """As `Run.commit`."""
         commit = super().commit
-        return self._timed(lambda: commit(attempt, participants))
+        return self._timed(lambda: commit(attempt, participants, sample_inside=sample_inside))
 
     def store(self, attempt: Attempt, value: NDArray[Any]) -> Release:
         """As `Run.store`."""

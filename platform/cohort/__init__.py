@@ -9,6 +9,7 @@ from dpray.platform.cohort.handle import CohortHandle
 from dpray.platform.cohort.local_steps import LocalDescent
 from dpray.platform.cohort.partition import partition
 from dpray.platform.cohort.queries import ClientUpdate, GradientSum, Query, Votes
+from dpray.platform.cohort.sampled import Sampled
 from dpray.platform.cohort.sums import ClientSum
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "Query",
     "QuorumLost",
     "Records",
+    "Sampled",
     "Site",
     "Stack",
     "Votes",

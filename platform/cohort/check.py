@@ -43,6 +43,9 @@ class _TwoClients:
     def generator(self, client: str, *key: str | int) -> np.random.Generator:
         return np.random.default_rng(0)
 
+    def coins(self, client: str) -> np.random.Generator:
+        return np.random.default_rng(0)
+
 
 def check_records_alone(task: ClientTask, records: Records, theta: FloatArray, clip: float) -> None:
     """Poison each record in turn, and check how far that moves what the cohort would send.

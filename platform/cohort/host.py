@@ -208,7 +208,7 @@ class Host:
         calls = query.calls if isinstance(query, NoisedQuery) else 1
         confinement = self._confinement(_key(ticket), 1 / calls)
         for block in _blocks(members, dimension):
-            view = _View(self, request.population, block, confinement)
+            view = _View(self, ticket, block, confinement)
             if isinstance(query, NoisedQuery):
                 query.refuse_regime(request.regime)
                 draw = partial(self._noise_of_step, ticket, noise, block, dimension // self._spec.terms.clients)
@@ -230,8 +230,7 @@ class Host:
         source = self._spec.noise
         if not source.reproducible:
             return source.draw(noise, (len(members), dimension))
-        key = (ticket.population, ticket.run, ticket.label, ticket.mechanism, ticket.step)
-        return np.stack([source.draw(noise, dimension, *key, client, *part) for client in members])
+        return np.stack([source.draw(noise, dimension, *_release(ticket), client, *part) for client in members])
 
     # the search
 
@@ -279,6 +278,10 @@ class Host:
         secret = hashlib.blake2b(text, key=self._seeds[client], digest_size=32, person=b"dpray client").digest()
         return np.random.default_rng(int.from_bytes(secret, "little"))
 
+    def coins(self, client: str, release: tuple[str | int, ...]) -> np.random.Generator:
+        """What a client draws its sample of a release with: the noise's own source, another stream of it."""
+        return self._spec.noise.generator("sample", *release, client)
+
     def scores(self, run: tuple[str, str], candidates: int, clients: Sequence[str]) -> FloatArray:
         """(clients, p) scores of a run; NaN where there is none."""
         rows, place = np.full((len(clients), candidates), np.nan), {name: i for i, name in enumerate(clients)}
@@ -304,17 +307,20 @@ class Host:
 
 
 class _View:
-    """Some of a host's clients, asked about one population: a `HostedClients`."""
+    """Some of a host's clients, asked under one ticket: a `HostedClients`."""
 
-    def __init__(self, host: Host, population: str, names: Sequence[str], confinement: Confinement) -> None:
-        self._host, self._population, self.names, self.confinement = host, population, names, confinement
+    def __init__(self, host: Host, ticket: Ticket, names: Sequence[str], confinement: Confinement) -> None:
+        self._host, self._ticket, self.names, self.confinement = host, ticket, names, confinement
         self.task, self.shards = host.task, host.shards(names)
 
     def scores(self, run: str, candidates: int) -> FloatArray:
-        return self._host.scores((self._population, run), candidates, self.names)
+        return self._host.scores((self._ticket.population, run), candidates, self.names)
 
     def generator(self, client: str, *key: str | int) -> np.random.Generator:
-        return self._host.generator(client, self._population, *key)
+        return self._host.generator(client, self._ticket.population, *key)
+
+    def coins(self, client: str) -> np.random.Generator:
+        return self._host.coins(client, _release(self._ticket))
 
 
 def marker_path(spec: HostSpec) -> Path:
@@ -347,6 +353,11 @@ def _some(names: Sequence[str]) -> str:
 
 def _key(ticket: Ticket) -> str:
     return json.dumps([ticket.series, ticket.step])
+
+
+def _release(ticket: Ticket) -> tuple[str | int, ...]:
+    """What names the noise of a release."""
+    return ticket.population, ticket.run, ticket.label, ticket.mechanism, ticket.step
 
 
 def _names(ticket: Ticket) -> tuple[tuple[str, str], ReleaseKey]:

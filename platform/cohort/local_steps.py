@@ -171,6 +171,9 @@ class _One:
     def generator(self, client: str, *key: str | int) -> np.random.Generator:
         return self._clients.generator(client, *key)
 
+    def coins(self, client: str) -> np.random.Generator:
+        return self._clients.coins(client)
+
 
 class _Alone(Confinement):
     """Runs no pass over all clients at once: at parameters of its own each client has a call of its own."""

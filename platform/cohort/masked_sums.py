@@ -33,6 +33,7 @@ from dpray.platform.cohort.masked.messages import TooFew
 from dpray.platform.cohort.masking import session_of
 from dpray.platform.cohort.queries import Terms
 from dpray.platform.cohort.request import Refusal, Request
+from dpray.platform.cohort.sampled import Sampled
 from dpray.platform.cohort.secure_sum import Masked
 from dpray.platform.cohort.sums import REVEALS, ClientSum, Members, accepted, asked
 from dpray.platform.privacy.ledger import Attempt, ReleaseLost
@@ -76,12 +77,12 @@ class MaskedSum:
             server, request = self._masked(request)
             participants = self._survivors(server)
             self.members.require(participants)
-            self.attempt.commit(participants)
+            self.attempt.commit(participants, sample_inside=isinstance(request.query, Sampled))
         else:
             if not committed <= self.members.counts.keys():
                 raise ReleaseLost(f"{self.attempt.key} was committed with clients that are not in this cohort.")
             participants = tuple(client for client in self.members.counts if client in committed)
-            self.attempt.commit(committed)
+            self.attempt.commit(committed, sample_inside=isinstance(request.query, Sampled))
         request = shown_as(replace(request, participants=participants), self.shown.ask(self.attempt))
         steps = self._opened(server, request)
         records = self.members.records(participants)

@@ -66,6 +66,9 @@ class HostedClients(Protocol):
     def generator(self, client: str, *key: str | int) -> np.random.Generator:
         """A client's private generator, the same for the same key."""
 
+    def coins(self, client: str) -> np.random.Generator:
+        """What a client draws its sample with: as good as its noise, and drawn afresh whenever a message is made."""
+
 
 class Query(ABC):
     """A public request to every client, answered with one vector each."""
@@ -119,10 +122,11 @@ class GradientSum(Query):
         if rows is None:
             rows = _one_by_one(clients, shape, lambda records: task.clipped_sum(theta, records, clip))
         counts = clients.shards.counts
-        rows = _within(rows, np.asarray(counts * self.clip, dtype=np.float64))
-        if self.floor is not None:
-            rows = rows * (self.floor / np.maximum(counts, self.floor))[:, None]
-        return rows
+        return self.weighted(_within(rows, np.asarray(counts * self.clip, dtype=np.float64)), counts)
+
+    def weighted(self, rows: FloatArray, counts: IntArray) -> FloatArray:
+        """Rows times min(1, floor/n_i), n_i the clients' public counts; as they are without a floor."""
+        return rows if self.floor is None else rows * (self.floor / np.maximum(counts, self.floor))[:, None]
 
     def largest(self, terms: Terms) -> float:
         """N·C."""

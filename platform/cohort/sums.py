@@ -25,6 +25,7 @@ from dpray.platform.cohort.dispatch import Dispatch
 from dpray.platform.cohort.errors import ClientsRefused, QuorumLost
 from dpray.platform.cohort.lineage import Shown, shown_as
 from dpray.platform.cohort.request import Message, Refusal, Request
+from dpray.platform.cohort.sampled import Sampled
 from dpray.platform.cohort.secure_sum import Trusted, add
 from dpray.platform.privacy.ledger import Attempt, ReleaseLost
 from dpray.platform.privacy.mechanisms import VoteWinner
@@ -173,13 +174,13 @@ def shared(
         participants = members.of(sent)
         members.require(participants)
         # From here on the set is fixed. The hosts' messages are revealed only under it.
-        attempt.commit(participants)
+        attempt.commit(participants, sample_inside=isinstance(request.query, Sampled))
     else:
         if not committed <= members.counts.keys():
             raise ReleaseLost(f"{attempt.key} was committed with clients that are not in this cohort.")
         participants = tuple(client for client in members.counts if client in committed)
         sent = {}
-        attempt.commit(committed)
+        attempt.commit(committed, sample_inside=isinstance(request.query, Sampled))
     request = shown_as(replace(request, participants=participants), shown.ask(attempt))
     steps = _completed(dispatch, members, attempt, request, protocol, sent, shown)
     return ClientSum(steps, noise.grid, participants, members.records(participants), noise)

@@ -14,6 +14,7 @@ from dpray.platform.privacy.mechanisms import (
 )
 from dpray.platform.privacy.noise import SEEDED, GridNoise, NoiseSource
 from dpray.platform.privacy.pld import PoissonSampled
+from dpray.platform.privacy.sampling import PoissonSampling
 
 __all__ = [
     "SEEDED",
@@ -26,6 +27,7 @@ __all__ = [
     "NoiseSource",
     "NoisyMax",
     "PoissonSampled",
+    "PoissonSampling",
     "Regime",
     "TopKVotes",
     "Unit",

@@ -53,12 +53,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from typing import Any, ClassVar
 
 from dpray.platform.privacy import checks, gdp
-from dpray.platform.privacy.mechanisms import ClippedSum
+from dpray.platform.privacy.mechanisms import ClippedSum, Mechanism
 from dpray.platform.privacy.noise import GridNoise, calibrate
 from dpray.platform.privacy.units import Unit
 
@@ -118,7 +118,7 @@ Event = Gaussian | PoissonGaussian
 
 
 @dataclass(frozen=True)
-class PoissonSampled:
+class PoissonSampled(Mechanism):
     """A clipped sum over a Poisson sample: the mechanism and its sampler's probability, charged as one object.
 
     Sensitivity: a unit contributes a vector of norm C or nothing, so Δ = 2C and the proposition above applies. Other
@@ -140,6 +140,8 @@ class PoissonSampled:
     name: ClassVar[str] = "poisson-sampled"
     mechanism: ClippedSum
     sampling_probability: float
+    unit: Unit = field(default=Unit.RECORD, init=False)
+    dimension: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.mechanism, ClippedSum):
@@ -147,17 +149,22 @@ class PoissonSampled:
                 f"Only a ClippedSum can be sampled, and a {type(self.mechanism).__name__} was given: the accounting "
                 "needs contributions whose norm is at most half of the sensitivity."
             )
-        _check(self, sampling_probability=sampling(self.sampling_probability))
+        _check(
+            self,
+            sampling_probability=sampling(self.sampling_probability),
+            unit=self.mechanism.unit,
+            dimension=self.mechanism.dimension,
+        )
 
     @property
-    def unit(self) -> Unit:
-        """Unit of the sum, and of the sampling."""
-        return self.mechanism.unit
+    def sensitivity(self) -> float:
+        """Δ = 2C of the sum without sampling; `mu` and `sigma` are those of that sum, too."""
+        return self.mechanism.sensitivity
 
     @property
-    def dimension(self) -> int:
-        """Coordinates of the sum."""
-        return self.mechanism.dimension
+    def summation_error(self) -> float:
+        """That of the sum without sampling."""
+        return self.mechanism.summation_error
 
     def event(self, mu: float) -> PoissonGaussian:
         """What one release with the noise of `noise(mu)` is charged as."""

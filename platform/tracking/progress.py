@@ -15,15 +15,19 @@ import math
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-from dpray.platform.privacy import gdp
+from dpray.platform.privacy import gdp, pld
 from dpray.platform.privacy.budget import upper_mu
+from dpray.platform.privacy.ledger.composing import PLD
 from dpray.platform.privacy.units import Unit
 
 if TYPE_CHECKING:
-    from dpray.platform.privacy.ledger import Account, Run
+    from dpray.platform.privacy.ledger import Account, PlannedRelease, Run
+    from dpray.platform.privacy.ledger.statement import Line
     from dpray.platform.tracking.view import RunView
 
 Row = dict[str, Any]
+
+_MILESTONES = 8
 
 
 def against_noise(norm: float, floor: float, prefix: str) -> Row:
@@ -79,6 +83,70 @@ class Spent:
         """The same to the tracker, beside what the account has spent over its lifetime."""
         unbounded = self.account.unbounded
         tracker.spend(self._budget, None if unbounded else self.account.spent, self.quanta(t), step=t)
+
+
+class Composed:
+    """As `Spent`, on an account of kind `pld`, whose events have no μ that adds up.
+
+    A composition takes a second, and rounds should not: ε of the run is that of the next of `_MILESTONES` rounds, an
+    upper bound until it is reached. The account's ε is asked for there only.
+
+    Args:
+        run, label: which releases.
+        unit: theirs.
+        quanta: μ² without sampling of all of them together.
+        steps: how many there are.
+        sampling_probability: of each.
+    """
+
+    def __init__(self, run: Run, label: str, unit: Unit, quanta: int, steps: int, sampling_probability: float) -> None:
+        self.account = _account(run, unit)
+        self._delta = self.account.budget.delta
+        self._steps, self._probability = steps, sampling_probability
+        self._multiplier = math.nextafter(1 / upper_mu(-(-quanta // steps)), 0.0)
+        lines = self.account.statement(run.name).lines
+        self._others = [event for line in lines if line.label != label for event in _events(line)]
+
+    def row(self, t: int) -> Row:
+        """ε of the run after t releases, or more, and whom it protects."""
+        event = pld.PoissonGaussian(self._multiplier, self._probability, self._milestone(t))
+        epsilon = pld.epsilon([*self._others, event], self._delta)
+        return {"privacy/epsilon_run": epsilon, "privacy/unit": str(self.account.unit)}
+
+    def show(self, tracker: RunView, t: int) -> None:
+        """The same to the tracker; at milestones also what the account has spent over its lifetime."""
+        tracker.public({"privacy/epsilon_run": self.row(t)["privacy/epsilon_run"]}, step=t)
+        if t == self._milestone(t):
+            tracker.public({"privacy/epsilon": self.account.spent_epsilon}, step=t)
+
+    def _milestone(self, t: int) -> int:
+        stride = -(-self._steps // _MILESTONES)
+        return min(-(-t // stride) * stride, self._steps)
+
+
+def _events(line: Line) -> tuple[pld.Event, ...]:
+    """What a line of a statement composes to: its steps cost the same, to the quantum."""
+    if line.amount.quanta is None:
+        raise ValueError(f"The releases of {line.run}/{line.label} have no noise: nothing can be composed with them.")
+    if line.sampling_probability == 1:
+        return (pld.Gaussian(math.nextafter(1 / upper_mu(line.amount.quanta), 0.0)),)
+    each = upper_mu(-(-line.amount.quanta // line.steps))
+    return (pld.PoissonGaussian(math.nextafter(1 / each, 0.0), line.sampling_probability, line.steps),)
+
+
+def spent(run: Run, planned: PlannedRelease, spends: tuple[int | None, ...]) -> Spent | Composed:
+    """What a run has been charged after each release of a line of its plan, by the kind of the account that shows it.
+
+    Args:
+        run: whose releases.
+        planned: the line.
+        spends: quanta of each release, in order; None for those without noise.
+    """
+    composed = planned.quanta is not None and _account(run, planned.unit).kind == PLD
+    if not composed or planned.quanta is None:
+        return Spent(run, planned.label, planned.unit, spends)
+    q = planned.sampling_probability
+    return Composed(run, planned.label, planned.unit, planned.quanta, planned.steps, q)
 
 
 def show(tracker: RunView, row: Mapping[str, Any], t: int, public: Collection[str]) -> None:

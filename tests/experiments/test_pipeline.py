@@ -10,7 +10,7 @@ import pytest
 from dpray.platform.privacy.budget import split
 from dpray.platform.privacy.ledger import Head, ReleaseKey
 from dpray.searchers.hype import MECHANISM as VOTES
-from dpray.trainers import load_parameters
+from dpray.trainers import load_model, load_parameters
 from dpray.trainers.base import MECHANISM as GRADIENTS
 
 pytestmark = pytest.mark.timeout(900)
@@ -110,6 +110,21 @@ def test_the_ledgers_head_is_anchored_in_mlflow(whole):
         assert ledger.verify([Head(anchor.sequence, "0" * 64)]) != ()
     verified = whole.run("ledger", "verify", "--tracking", "sqlite:///mlflow.db")
     assert (verified.code, "1 anchor" in verified.stdout) == (0, True)
+
+
+def test_the_model_is_taken_away_with_what_it_cost(whole):
+    exported = whole.run("export", "small", "--out", "exported")
+    assert exported.code == 0, exported.stderr
+    assert "NOT PRIVATE (seeded noise)" in exported.stdout
+    model, theta, statement = load_model(whole.folder / "exported")
+    assert np.array_equal(theta, parameters(whole))
+    assert (model.features, statement.run, statement.budget) == (64, "small", 6)
+    assert statement.epsilon_run == pytest.approx(6, abs=1e-6)
+    again = whole.run("export", "small", "--out", "exported")
+    assert (again.code, "holds something already" in again.stderr) == (2, True)
+    assert whole.run("export", "other", "--out", "elsewhere").code == 2
+    kept = [path.name for path in (whole.folder / "mlartifacts").rglob("model/**/*") if path.is_file()]
+    assert {"MLmodel", "model.safetensors", "privacy.json"} <= set(kept)
 
 
 def test_the_same_run_again_shows_what_came_out_and_spends_nothing(whole):

@@ -109,3 +109,63 @@ def killed_in_round(t):
             raise Killed
 
     return on_round
+
+
+class Hosted:
+    """All clients as a query sees them."""
+
+    def __init__(self, cohort, key):
+        self.task, self.names, self.confinement = cohort.task, cohort.clients, Confinement("key")
+        self.shards, self._noise, self._key = Stack.of(cohort.shards.values()), cohort.noise, key
+
+    def coins(self, client):
+        return self._noise.generator("sample", self._key, client)
+
+
+class AloneCohort:
+    """Clients whose sums are asked for in this process; noise is drawn once, by a server."""
+
+    def __init__(self, task, shards, noise=None):
+        self.task, self.shards, self.noise = task, shards, NoiseSource(noise)
+        self.counts = {name: len(shard) for name, shard in shards.items()}
+        self.clients, self.n_min = tuple(shards), 1
+        self.terms = Terms(task.dimension, task.relative_error, len(shards), sum(self.counts.values()))
+        self.asked = []
+
+    def attached(self):
+        return self
+
+    def trust(self, regime):
+        return str(regime)
+
+    def noise_for(self, mechanism, mu, regime):
+        return mechanism.noise(mu)
+
+    def sum(self, attempt, query, mechanism, regime):
+        assert regime is Regime.CENTRAL
+        query.check(mechanism, self.terms)
+        self.asked.append((attempt.run.name, str(attempt.key)))
+        noise = mechanism.noise(attempt.mu)
+        rows = query.messages(Hosted(self, str(attempt.key)))
+        total = to_grid(rows, noise.grid).sum(axis=0)
+        if noise.private:
+            total += self.noise.draw(noise, rows.shape[1], attempt.run.name, str(attempt.key))
+        return ClientSum(total, noise.grid, self.clients, sum(self.counts.values()), noise)
+
+
+@pytest.fixture
+def alone_cohort():
+    """The class."""
+    return AloneCohort
+
+
+@pytest.fixture
+def make_blobs():
+    """Makes (n) records of K = 3 well separated classes with F = 4 features."""
+
+    def make(n, seed=0):
+        rng = np.random.default_rng(seed)
+        y = rng.integers(0, 3, n)
+        return Records(3 * np.eye(3, 4)[y] + 0.3 * rng.standard_normal((n, 4)), y)
+
+    return make

@@ -85,10 +85,15 @@ class Attempt:
             )
         self.handed_out = True
 
-    def commit(self, participants: Iterable[str]) -> Head:
+    def commit(self, participants: Iterable[str], *, sample_inside: bool = False) -> Head:
         """Record durably who takes part, before anything can be seen: the last step before the point of no return.
 
         The same set again changes nothing. Returns the head of the chain, for the clients' journals.
+
+        Args:
+            participants: everyone whose message is in the release.
+            sample_inside: of a release over sampled clients: each has drawn its own place in the sample and sends a
+                message either way, so that this set does not follow from the sample, which has to stay secret.
 
         Errors: ParticipantsChanged on another set; LeaseLost if another process has opened the run; ReleaseLost,
         RunClosed.
@@ -98,7 +103,7 @@ class Attempt:
         members = frozenset(participants)
         if not members or not all(isinstance(member, str) and member for member in members):
             raise LedgerError("Participants are a set of client names, at least one of them.")
-        self.head = self.run.commit(self, members)
+        self.head = self.run.commit(self, members, sample_inside=sample_inside)
         self.participants = members
         return self.head
 

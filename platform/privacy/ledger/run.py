@@ -227,7 +227,7 @@ class Run:
 
         return None if self._storage.write(work) else self._stored(attempt.key)
 
-    def commit(self, attempt: Attempt, participants: frozenset[str]) -> Head:
+    def commit(self, attempt: Attempt, participants: frozenset[str], *, sample_inside: bool = False) -> Head:
         """Record the participant set of an attempt; called by `Attempt.commit`."""
         names = canonical(sorted(participants))
 
@@ -246,10 +246,11 @@ class Run:
                 return transaction.head
             if run.closed:
                 raise self._finished()
-            if found.sampling < 1 and found.unit is Unit.CLIENT:
+            if found.sampling < 1 and found.unit is Unit.CLIENT and not sample_inside:
                 raise LedgerError(
                     f"{self._words(attempt.key)} is a sum over sampled clients: its participants are its sample, which "
-                    "has to stay secret, and cannot be committed to. Only a trusted server can sample clients."
+                    "has to stay secret, and cannot be committed to. Let every client draw its own place in the "
+                    "sample and answer either way (`sample_inside`)."
                 )
             if found.state == "stored":
                 raise LedgerError(f"{self._words(attempt.key)} is stored already: there is nothing left to commit.")

@@ -264,6 +264,7 @@ def test_participants_of_a_client_sample_are_not_committed_to(people, run, relea
     attempt = releases.charge(run, UNIT_MU, mechanism=sampled(unit=Unit.CLIENT))
     with pytest.raises(LedgerError, match="its participants are its sample, which has to stay secret"):
         attempt.commit({"a", "b"})
+    attempt.commit({"a", "b"}, sample_inside=True)  # each has drawn its own place in the sample
     releases.charge(run, UNIT_MU, 1, mechanism=sampled()).commit({"a", "b"})  # records are sampled inside clients
 
 
