@@ -166,6 +166,13 @@ class Recipe(Document):
                 "`cohort.secure_sum: masked` hides the votes' counts from the aggregator, and `search.release: winner` "
                 "is chosen from them there; give `release: votes`, or `secure_sum: trusted`."
             )
+        regimes = {"training": self.training.regime, **({"search": self.search.regime} if self.search else {})}
+        for part, regime in regimes.items():
+            if self.cohort.secure_sum == "masked" and regime == "central":
+                raise ValueError(
+                    f"`cohort.secure_sum: masked` hides sums without noise from the aggregator, and `{part}.regime: "
+                    "central` shows them to it; give `regime: distributed`, or `secure_sum: trusted`."
+                )
         return self
 
     @model_validator(mode="after")

@@ -26,6 +26,7 @@ that rewrites the modules around it on purpose.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import logging
 import os
 import random
@@ -106,6 +107,11 @@ def _flush(*streams: object) -> None:
         ctypes.CDLL(None).fflush(None)
 
 
+def brief(key: str) -> str:
+    """A key that fits a marker beside a client's name, whatever its length: itself, or its digest."""
+    return key if len(key.encode()) <= _RECORD // 4 else f"sha256:{hashlib.sha256(key.encode()).hexdigest()}"
+
+
 class Marker:
     """The file that says on which key and in whose code this process is; 0600, not synced: it outlives a process."""
 
@@ -175,12 +181,37 @@ def _random() -> Restores:
 
 
 def _torch() -> Restores:
-    """Torch's generator and default type; one that is first imported by user code begins anew."""
+    """Torch's generator and switches; a torch that is first imported by user code gets those of a fresh one."""
     torch = sys.modules.get("torch")
     if torch is None:
-        return [lambda: sys.modules["torch"].manual_seed(0)]
-    state, kind = torch.get_rng_state(), torch.get_default_dtype()
-    return [lambda: torch.set_rng_state(state), lambda: torch.set_default_dtype(kind)]
+        return [lambda: sys.modules["torch"].manual_seed(0), *_fresh_switches()]
+    state, kind, threads = torch.get_rng_state(), torch.get_default_dtype(), torch.get_num_threads()
+    gradients, anomaly = torch.is_grad_enabled(), torch.is_anomaly_enabled()
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    precision, onednn = torch.get_float32_matmul_precision(), torch.backends.mkldnn.enabled
+    return [
+        lambda: torch.set_rng_state(state),
+        lambda: torch.set_default_dtype(kind),
+        lambda: torch.set_num_threads(threads),
+        lambda: torch.set_grad_enabled(gradients),
+        lambda: torch.autograd.set_detect_anomaly(anomaly),
+        lambda: torch.use_deterministic_algorithms(deterministic, warn_only=warns),
+        lambda: torch.set_float32_matmul_precision(precision),
+        lambda: setattr(torch.backends.mkldnn, "enabled", onednn),
+        lambda: torch.set_flush_denormal(False),  # cannot be asked; nothing of ours sets it
+    ]
+
+
+def _fresh_switches() -> Restores:
+    return [
+        lambda: sys.modules["torch"].set_grad_enabled(True),
+        lambda: sys.modules["torch"].set_default_dtype(sys.modules["torch"].float32),
+        lambda: sys.modules["torch"].autograd.set_detect_anomaly(False),
+        lambda: sys.modules["torch"].use_deterministic_algorithms(False),
+        lambda: sys.modules["torch"].set_float32_matmul_precision("highest"),
+        lambda: sys.modules["torch"].set_flush_denormal(False),
+    ]
 
 
 def _handlers() -> Restores:
@@ -219,7 +250,7 @@ class Confinement:
     """Runs the user's code for one key.
 
     Args:
-        key: the release or rehearsal that is asked for.
+        key: the release or rehearsal that is asked for, as `brief` has it.
         marker: where deaths are noted; None: nowhere.
         deaths: earlier deaths of the process on this key, by client.
         limit: seconds one call may take; None: no limit. The kernel's alarm clock ends the process (SIGALRM), whatever

@@ -21,6 +21,7 @@ from dpray.platform.confine import (
     RESTART,
     Confinement,
     Marker,
+    brief,
     deaths_at_most,
     hushed,
     slowest,
@@ -263,3 +264,35 @@ def test_torchs_random_state_and_type_are_put_back():
     mask = os.umask(0o022)
     os.umask(mask)
     assert mask != 0o777
+
+
+def test_torchs_switches_are_put_back():
+    import torch
+
+    def call():
+        torch.set_grad_enabled(False)
+        torch.set_num_threads(1 + torch.get_num_threads())
+        torch.autograd.set_detect_anomaly(True)
+        torch.use_deterministic_algorithms(True)
+        raise ValueError(CANARY)
+
+    def switches():
+        return (
+            torch.is_grad_enabled(),
+            torch.get_num_threads(),
+            torch.is_anomaly_enabled(),
+            torch.are_deterministic_algorithms_enabled(),
+        )
+
+    before = switches()
+    assert Confinement("key").run("a", call) is None
+    assert switches() == before
+
+
+def test_a_death_is_counted_however_long_its_key_is(tmp_path):
+    marker, key, client = Marker(tmp_path / "running"), "ключ" * 2000, "й" * 200
+    seen = []
+    Confinement(brief(key), marker).run(client, lambda: seen.append(marker.left()))
+    assert seen == [(brief(key), client)]
+    assert brief("short") == "short"
+    assert brief(key) != brief(key + "1")

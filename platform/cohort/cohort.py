@@ -184,6 +184,11 @@ class Cohort:
             ReleaseLost: it was lost before, or the committed set cannot be repeated byte for byte.
         """
         noise = self.noise_for(mechanism, attempt.mu, regime)
+        if self.masked and regime is Regime.CENTRAL:
+            raise CohortError(
+                "This cohort's sums are masked, so its aggregator must not see a sum without noise, which regime "
+                "`central` shows it. Use regime `distributed`, or build the cohort with secure_sum='trusted'."
+            )
         running, request = self._asked(attempt, query, mechanism, regime)
         if regime is Regime.CENTRAL:
             return central(running.dispatch, running.members, attempt, request, noise, self._noise, self._shown)

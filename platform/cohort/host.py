@@ -37,7 +37,7 @@ from dpray.platform.cohort.rehearsal import Rehearsal
 from dpray.platform.cohort.request import Message, Prepared, Ready, Request, charged, digest_of, noise_of
 from dpray.platform.cohort.secure_sum import Masked, Trusted
 from dpray.platform.cohort.ticket import JournalRefused, Ticket, members_digest
-from dpray.platform.confine import PATIENCE, Confinement, Marker
+from dpray.platform.confine import PATIENCE, Confinement, Marker, brief
 from dpray.platform.privacy.budget import Budget
 from dpray.platform.privacy.ledger import Head, ReleaseKey
 from dpray.platform.privacy.mechanisms import Regime
@@ -303,6 +303,7 @@ class Host:
         """For code that may take the time of so many calls; one for several has one death, and is then made singly."""
         limit = None if self._spec.limit is None else self._spec.limit * calls
         patience = PATIENCE if calls <= 1 else 1
+        key = brief(key)
         return Confinement(key, self._marker, self._journal.deaths(key), limit, patience)
 
 

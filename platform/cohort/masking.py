@@ -39,7 +39,7 @@ from dpray.platform.cohort.masked.party import Party
 from dpray.platform.cohort.masked.ring import largest_sum, ring_bits
 from dpray.platform.cohort.masked_journal import MaskedJournal
 from dpray.platform.cohort.queries import Terms
-from dpray.platform.cohort.request import Prepared, Request, digest_of
+from dpray.platform.cohort.request import Message, Prepared, Request, digest_of
 from dpray.platform.cohort.secure_sum import Masked
 from dpray.platform.cohort.ticket import JournalRefused, Ticket, members_digest
 from dpray.platform.privacy.mechanisms import Regime
@@ -58,7 +58,7 @@ class _Try:
 
 
 class MaskingHost(Host):
-    """A host under a masked sum; regimes `central` and `local` are answered as by any host.
+    """A host under a masked sum; regime `local` is answered as by any host, and `central` is refused.
 
     Args:
         spec: with `masked` and `everyone`.
@@ -74,6 +74,10 @@ class MaskingHost(Host):
         self._masked: Masked = spec.masked
         self._number = {client: number for number, client in enumerate(spec.everyone)}
         self._tries: dict[str, _Try] = {}
+
+    def contribute(self, request: Request) -> Message:
+        """Refused: these clients show no sum without noise."""
+        raise CohortError("These clients answer under a masked sum only, and regime `central` is none.")
 
     def prepare(self, request: Request) -> Prepared:
         """Make and hold the clients' messages, and advertise keys. Under noise shares only: else as `Host.prepare`."""

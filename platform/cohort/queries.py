@@ -114,13 +114,13 @@ class GradientSum(Query):
 
     def messages(self, clients: HostedClients) -> FloatArray:
         """(clients, d) float64, rows of norm ≤ n_i·C: the backstop for a task that does not clip."""
-        task, theta, clip = clients.task, _read_only(self.theta), self.clip
+        task, theta, clip = clients.task, self.theta, self.clip
         shape = (len(clients.names), len(theta))
         rows = clients.confinement.run(
-            EVERYONE, lambda: _checked(task.clipped_sums(theta, clients.shards, clip), shape)
+            EVERYONE, lambda: _checked(task.clipped_sums(_own(theta), clients.shards, clip), shape)
         )
         if rows is None:
-            rows = _one_by_one(clients, shape, lambda records: task.clipped_sum(theta, records, clip))
+            rows = _one_by_one(clients, shape, lambda records: task.clipped_sum(_own(theta), records, clip))
         counts = clients.shards.counts
         return self.weighted(_within(rows, np.asarray(counts * self.clip, dtype=np.float64)), counts)
 
@@ -153,9 +153,9 @@ class ClientUpdate(Query):
 
     def messages(self, clients: HostedClients) -> FloatArray:
         """(clients, d) float64, rows of norm ≤ C."""
-        task, theta = clients.task, _read_only(self.theta)
+        task, theta = clients.task, self.theta
         shape = (len(clients.names), len(theta))
-        rows = _one_by_one(clients, shape, lambda records: task.update(theta, records, deepcopy(self.settings)))
+        rows = _one_by_one(clients, shape, lambda records: task.update(_own(theta), records, deepcopy(self.settings)))
         return clip_rows(rows, self.clip)
 
     def largest(self, terms: Terms) -> float:
@@ -240,11 +240,14 @@ def _check_sum(
         )
 
 
-def _read_only(theta: FloatArray) -> FloatArray:
-    """A view that user code cannot write to: one client must not change what the next one is given."""
-    view = theta.view()
-    view.flags.writeable = False
-    return view
+def _own(theta: FloatArray) -> FloatArray:
+    """A copy for one call of user code: what it writes there, the next client is not given.
+
+    It is read-only, and that alone would not do: `torch.from_numpy` makes a tensor of it that is not.
+    """
+    copy = theta.copy()
+    copy.flags.writeable = False
+    return copy
 
 
 def _one_by_one(clients: HostedClients, shape: tuple[int, int], call: Callable[[Records], Any]) -> FloatArray:

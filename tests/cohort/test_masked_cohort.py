@@ -163,6 +163,12 @@ def test_gradient_sums_and_votes_are_exact(build, open_attempt):
     np.testing.assert_array_equal(result.value, [0, NUMBER, 0])
 
 
+def test_a_sum_without_noise_is_shown_to_nobody(build, open_attempt):
+    cohort, mechanism = build(), gradient_mechanism(NUMBER)
+    with pytest.raises(CohortError, match="must not see a sum without noise"):
+        cohort.sum(open_attempt(trust="central"), QUERY, mechanism, Regime.CENTRAL)
+
+
 def test_a_pool_runs_the_same_protocol_for_each_of_its_clients(build, open_attempt):
     cohort = build(shards_of(NUMBER), actors=2)
     result = cohort.sum(open_attempt(trust=SIMULATED), QUERY, gradient_mechanism(NUMBER), MASKED)
@@ -342,6 +348,11 @@ def make_masking(make_host, monkeypatch):
         return make_host(shards_of(4), quorum=3, n_min=2, masked=Masked(), everyone=names, **settings)
 
     return build
+
+
+def test_a_host_does_not_contribute_without_noise(make_masking):
+    with pytest.raises(CohortError, match="under a masked sum only"):
+        make_masking().contribute(ask())
 
 
 def test_a_host_has_no_part_in_a_try_it_does_not_know(make_masking):

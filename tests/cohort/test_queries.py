@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -238,3 +239,25 @@ def test_a_float32_task_needs_its_margin_in_the_mechanism():
     with pytest.raises(CohortError, match="relative_error"):
         GradientSum(THETA, CLIP).check(gradient_mechanism(), terms)
     GradientSum(THETA, CLIP).check(gradient_mechanism(relative_error=1e-4), terms)
+
+
+class Descends(RowSum):
+    """Steps on the very parameters it was given: torch does not mind that an array is read-only."""
+
+    def clipped_sum(self, theta, records, clip):
+        own = torch.from_numpy(theta)
+        own.add_(torch.from_numpy(records.x).sum(0))
+        return own.numpy() / np.maximum(np.linalg.norm(own.numpy()), 1)
+
+    def update(self, theta, records, settings):
+        return self.clipped_sum(theta, records, CLIP)
+
+
+@pytest.mark.parametrize("query", [GradientSum(THETA, CLIP), ClientUpdate(THETA, CLIP)])
+def test_what_a_client_writes_into_its_parameters_the_next_one_is_not_given(query):
+    here = shards_of(4)
+    there = {**here, "client-000": records(99)}
+    one, other = (query.messages(Clients(Descends(), shards)) for shards in (here, there))
+    assert (one[0] != other[0]).any()
+    np.testing.assert_array_equal(one[1:], other[1:])
+    assert not THETA.any()

@@ -131,7 +131,7 @@ def test_masked_sums_are_planned_with_their_threshold():
 def test_masked_sums_without_shared_noise_are_warned_of():
     training = {"algorithm": "dp_fedsofim", "rounds": 40, "regime": "local"}
     space = {"learning_rate": {"grid": [0.1, 1.0, 10.0, 20.0]}, "clip": {"grid": [0.5, 1]}}
-    search = {"votes": 3, "regime": "central", "space": space}
+    search = {"votes": 3, "regime": "local", "space": space}
     found = forecast(recipe(cohort=masked(), training=training, search=search), SCALE)
     assert found.masked is None
     assert any("changes nothing here" in warning for warning in found.warnings)

@@ -201,6 +201,14 @@ def test_a_winner_from_masked_sums_is_refused():
         read(document)
 
 
+@pytest.mark.parametrize("part", ["search", "training"])
+def test_masked_sums_are_not_shown_to_a_central_server(part):
+    document = changed(part, {**base()[part], "regime": "central"})
+    document["cohort"] = {"clients": 20, "quorum": 16, "secure_sum": "masked"}
+    with pytest.raises(RecipeError, match=rf"hides sums without noise.*`{part}.regime: central`"):
+        read(document)
+
+
 def test_another_release_is_refused_with_what_there_is():
     with pytest.raises(RecipeError, match=r"search\.release.*votes.*winner"):
         read(changed("search", {**base()["search"], "release": "counts"}))
