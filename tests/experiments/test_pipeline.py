@@ -205,6 +205,7 @@ def test_killed_in_the_search_and_in_the_training_it_ends_as_if_nothing_had_been
     assert len(runs) == len(mlflow_runs(whole))
 
 
+@pytest.mark.slow
 def test_other_noise_gives_other_votes(whole, make_workspace, tmp_path):
     """Negative control of the comparison above; and a run goes on without MLflow, which is told later."""
     workspace = make_workspace(tmp_path / "w")
@@ -220,6 +221,7 @@ def test_other_noise_gives_other_votes(whole, make_workspace, tmp_path):
     assert mlflow_runs(workspace, "store/mlflow.db")["training"]["metrics"].keys() >= {"accuracy", "privacy/epsilon"}
 
 
+@pytest.mark.slow
 def test_without_noise_it_says_not_private(make_workspace, tmp_path):
     workspace = make_workspace(tmp_path / "w")
     recipe = workspace.recipe(budget={"delta": 1e-5, "non_private": True}, noise=None, tracking={"uri": None})
@@ -236,6 +238,7 @@ def test_without_noise_it_says_not_private(make_workspace, tmp_path):
     assert not (workspace.folder / "mlflow.db").exists()
 
 
+@pytest.mark.slow
 def test_training_alone(make_workspace, tmp_path):
     workspace = make_workspace(tmp_path / "w")
     training = {"algorithm": "dp_fedgd", "rounds": 4, "learning_rate": 4.0, "clip": 1.0, "regime": "central"}
