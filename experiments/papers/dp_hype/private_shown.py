@@ -99,5 +99,5 @@ def draw(rows: Sequence[Trained], place: Path) -> None:
         axes.set_xlabel("total ε")
         axes.set_title(f"{partition}, n = 100", fontsize=9)
         axes.legend(fontsize=7, loc="lower right")
-    figure.suptitle(f"Vote and private training, Adult ({NOTE})", fontsize=9)
+    figure.suptitle(f"Vote and private training, Adult\n{NOTE}", fontsize=8)
     figure.savefig(place, dpi=85)
