@@ -98,16 +98,18 @@ class Watched:
         document: the recipe.
         ledger: URL of a ledger that is elsewhere.
         options: further arguments of `dpray run`.
+        sites: folders of the clients' journals, if they are not in the workspace.
     """
 
-    def __init__(self, workspace: Workspace, row: Row, document=FEDERATED, *, ledger=None, options=()) -> None:
+    def __init__(self, workspace, row: Row, document=FEDERATED, *, ledger=None, options=(), sites=()) -> None:
         self.workspace, self.row, self.options = workspace, row, options
         self.url = ledger or f"sqlite:///{workspace.folder / 'dpray-ledger.db'}"
         self.document = {**document, **({"ledger": ledger} if ledger else {})}
         self.recipe = workspace.folder.with_suffix(".yaml")
         self.recipe.write_text(write_yaml(self.document))
         place = self.url.removeprefix("sqlite:///")
-        command = [sys.executable, Path(__file__).with_name("observer.py"), place, workspace.folder / "dpray-sites"]
+        journals = sites or [workspace.folder / "dpray-sites"]
+        command = [sys.executable, Path(__file__).with_name("observer.py"), place, *journals]
         self._observer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         row.runs += 1
 

@@ -1,8 +1,8 @@
 """Watches a run from outside: a process of its own that reads the ledger and the clients' journals, again and again.
 
-    python observer.py LEDGER SITES
+    python observer.py LEDGER SITES ...
 
-LEDGER is an SQLite file or a PostgreSQL URL, SITES the folder with the journals. It looks until its standard input
+LEDGER is an SQLite file or a PostgreSQL URL, SITES the folders with the journals. It looks until its standard input
 ends, and then prints what it saw as JSON. It knows the tables, and nothing of the package under test.
 
 Journals are read before the ledger: what a client has revealed by then must be charged in what is read after it.
@@ -26,7 +26,7 @@ MESSAGES = "SELECT series, step, members, state, request, quanta, participants, 
 class Observer:
     """What must hold at every moment, and everything that ever did not."""
 
-    def __init__(self, ledger: str, sites: Path) -> None:
+    def __init__(self, ledger: str, *sites: Path) -> None:
         self.ledger, self.sites = ledger, sites
         self.looks, self.problems = 0, dict[str, None]()
         self._first, self._spent = dict[tuple, object](), dict[tuple, int]()
@@ -88,7 +88,7 @@ class Observer:
 
     def _revealed(self):
         found = []
-        for path in self.sites.rglob("journal.db"):
+        for path in (path for folder in self.sites for path in folder.rglob("journal.db")):
             with contextlib.suppress(sqlite3.OperationalError), contextlib.closing(_opened(path)) as database:
                 found += [(str(path), *row) for row in database.execute(MESSAGES)]
         return found
@@ -119,8 +119,8 @@ def _opened(path: Path) -> sqlite3.Connection:
     return database
 
 
-def main(ledger: str, sites: str) -> None:
-    observer = Observer(ledger, Path(sites))
+def main(ledger: str, *sites: str) -> None:
+    observer = Observer(ledger, *map(Path, sites))
     while not select.select([sys.stdin], [], [], PAUSE)[0]:
         observer.look()
     observer.look()
