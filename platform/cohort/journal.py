@@ -38,7 +38,7 @@ import numpy as np
 
 from dpray.platform.cohort.client import IntArray
 from dpray.platform.cohort.site_file import SiteFile
-from dpray.platform.cohort.ticket import JournalRefused, Stored, Ticket, members_digest
+from dpray.platform.cohort.ticket import JournalRefused, LedgerEnd, Stored, Ticket, members_digest
 from dpray.platform.privacy.budget import Budget
 from dpray.platform.privacy.figures import significant
 from dpray.platform.privacy.ledger import Head
@@ -70,6 +70,15 @@ class SiteJournal(SiteFile):
         """Newest ledger head these clients have seen."""
         row = self._database.execute("SELECT value FROM meta WHERE name = 'anchor'").fetchone()
         return None if row is None else Head(*json.loads(row[0]))
+
+    def advance(self, end: LedgerEnd) -> None:
+        """Remember that the ledger has come this far: a copy that has not is refused from now on. Synced to disk.
+
+        Raises:
+            JournalRefused: head, ledger.
+        """
+        with self._transaction() as database:
+            self._advance(database, end)
 
     # sums
 
@@ -197,7 +206,7 @@ class SiteJournal(SiteFile):
         if row is None or row[0] != ticket.epoch:
             database.execute("INSERT OR REPLACE INTO epochs VALUES (?, ?)", (ticket.lease, ticket.epoch))
 
-    def _advance(self, database: sqlite3.Connection, ticket: Ticket) -> None:
+    def _advance(self, database: sqlite3.Connection, ticket: Ticket | LedgerEnd) -> None:
         """Go on with the ledger the clients know: the first one they met, and a continuation of what they have seen."""
         meta = dict(database.execute("SELECT name, value FROM meta WHERE name IN ('ledger', 'anchor')"))
         if meta.get("ledger", ticket.ledger) != ticket.ledger:
@@ -215,7 +224,7 @@ class SiteJournal(SiteFile):
             text = json.dumps([head.sequence, head.digest])
             database.execute("INSERT OR REPLACE INTO meta VALUES ('anchor', ?)", (text,))
 
-    def _descends(self, ticket: Ticket, seen: Head) -> None:
+    def _descends(self, ticket: Ticket | LedgerEnd, seen: Head) -> None:
         head = ticket.head
         if head.sequence < seen.sequence:
             raise JournalRefused(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dpray.platform.cohort.journal import KEPT_STEPS, SiteJournal
-from dpray.platform.cohort.ticket import JournalRefused, Ticket, members_digest
+from dpray.platform.cohort.ticket import JournalRefused, LedgerEnd, Ticket, members_digest
 from dpray.platform.privacy.budget import Budget
 from dpray.platform.privacy.ledger import Head
 
@@ -205,6 +205,20 @@ def test_an_older_a_forked_or_another_ledger_is_refused_by_every_question(journa
     journal.prepare(ticket(step=1), ABC)
     refused(kind, journal.reveal, asked, ALL, ABC, MESSAGE)
     assert journal.anchor() == Head(10, "d" * 64)
+
+
+def test_a_ledger_that_was_shown_after_a_release_refuses_a_copy_from_before_it(journal):
+    reveal(journal, ticket())
+    with pytest.raises(JournalRefused, match="were not told"):
+        journal.advance(LedgerEnd(LONGER, "", {}))
+    for other in (LedgerEnd(LONGER, "another", {10: "d" * 64}), LedgerEnd(LONGER, "", {10: "e" * 64})):
+        with pytest.raises(JournalRefused, match=r"[Uu]se"):
+            journal.advance(other)
+    assert journal.anchor() == Head(10, "d" * 64)
+    again = ticket(step=1)
+    journal.advance(LedgerEnd(LONGER, "", {10: "d" * 64}))
+    assert journal.anchor() == LONGER
+    assert "older copy" in refused("head", journal.contribute, again, ABC)
 
 
 def test_a_refused_ledger_leaves_no_lease_and_learns_the_anchor_by_number(journal):
