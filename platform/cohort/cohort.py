@@ -73,7 +73,8 @@ class Cohort:
         quorum: fewest clients that must answer; None: all.
         colluders: clients that may pool what they know; their noise is not counted on. At least 1: whoever takes part
             knows its own share of the noise and sees the released sum.
-        cap: each client's own lifetime budget, counted at its site per release at the μ² of one record.
+        cap: each client's own lifetime budget, counted at its site per release at the μ² of one record. The smallest
+            one ever given for a journal holds: see `journal`.
         timeout: seconds to wait for a host's answer to one call, on top of the longest that user code can take.
         limit: seconds one call of user code may take before its process is ended (see `confine`); None: timeout/8.
         secure_sum: for regime `distributed`. `trusted`: the server adds up the hosts' messages itself, a simulation;

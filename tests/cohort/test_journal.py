@@ -3,6 +3,7 @@
 import multiprocessing
 import sqlite3
 import stat
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -289,6 +290,27 @@ def test_a_spend_beyond_the_cap_is_refused_before_anything_is_made(tmp_path):
     refused("cap", journal.contribute, ticket(step=1, quanta=None), ABC)
     reveal(journal, ticket(step=1, quanta=10))
     assert journal.spent("c") == most
+
+
+def test_a_cap_stays_the_sites_whatever_a_later_recipe_says(tmp_path):
+    place, cap = tmp_path / "journal.db", Budget(1.0, 1e-5)
+
+    def asked(given, step, quanta):
+        with closing(SiteJournal(place, given)) as journal:
+            journal.enrol(ABC)
+            journal.contribute(ticket(step, quanta=quanta), ABC)
+
+    with closing(SiteJournal(place)) as running:  # a host that was started before there was a cap
+        asked(cap, 0, cap.quanta)
+        for later in (None, Budget(10.0, 1e-5)):
+            refused("cap", asked, later, 1, 1)
+        refused("cap", running.prepare, ticket(1, quanta=1), ABC)
+        assert running.cap() == cap
+    with closing(SiteJournal(place, Budget(0.5, 1e-5))) as smaller:
+        assert smaller.cap() == Budget(0.5, 1e-5)
+    with closing(sqlite3.connect(place)) as database, database:
+        database.execute("DELETE FROM meta WHERE name = 'cap'")
+    asked(Budget(10.0, 1e-5), 1, 1)
 
 
 def test_a_cap_is_checked_again_when_the_message_is_about_to_be_seen(tmp_path):
