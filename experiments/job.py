@@ -73,9 +73,14 @@ class Job:
                 f"{lost} The run {run.name} is over, and what its training had set aside is free again. To vote "
                 "again, give the recipe to `dpray run` with another `--name`: that is charged anew."
             ) from None
-        self.begun.showing.root.anchor(self.begun.ledger.head(), self.begun.ledger.identity)
+        self._anchor()
         self.begun.live.say(f"Winner: {report.settings(search.best_config)}")
         return search
+
+    def _anchor(self) -> None:
+        """Show MLflow and the clients that the last release is stored: no copy of the ledger from before it passes."""
+        self.cohort.anchor(self.begun.ledger)
+        self.begun.showing.root.anchor(self.begun.ledger.head(), self.begun.ledger.identity)
 
     def _hold(self, search: DPHypeSearch) -> None:
         begun = self.begun
@@ -122,6 +127,7 @@ class Job:
                 row["training_iteration"], f"accuracy {row['accuracy']:.3f}  {self._spent(row)}"
             )
             result = trainer.fit()
+            self._anchor()
             rounds = result.metrics_dataframe.to_dict("records")
             view.artifact(plot(rounds, self.material.chance, begun.files.path / "rounds.png"), "rounds.png")
         lost, stopped = result.metrics["rounds_lost"], result.metrics["stopped"]

@@ -2,7 +2,9 @@
 
 Ray would pip-install a wheel file together with all of its dependencies, on every node; a folder it only unpacks. The
 folder is what a wheel of this package unpacks to: modules, recipes, type markers. Data, ledgers, journals, version
-control and virtual environments that lie about in a checkout are none of these, so they stay.
+control and virtual environments that lie about in a checkout are none of these, so they stay. A module or recipe that
+lies in the package's folders goes along, whether or not version control knows it; one that is a link to somewhere else
+is refused, since what is read through it was never a part of the package.
 """
 
 from __future__ import annotations
@@ -23,18 +25,28 @@ def assemble(folder: Path) -> Path:
     """Write the package into `folder/dpray`, ready for `py_modules`; returns it.
 
     Raises:
-        RecipeError: it is larger than Ray carries, with its biggest files.
+        RecipeError: it is larger than Ray carries, with its biggest files; a link leads out of it.
     """
     package = folder / "dpray"
     for name, source in portions().items():
         for path in source.rglob("*"):
             relative = path.relative_to(source)
             if path.suffix in _SHIPPED and not any(part.startswith((".", "__pycache__")) for part in relative.parts):
+                _refuse_link(path, source)
                 place = package / name / relative
                 place.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, place)
     check_size(package)
     return package
+
+
+def _refuse_link(path: Path, source: Path) -> None:
+    target = path.resolve()
+    if not target.is_relative_to(source.resolve()):
+        raise RecipeError(
+            f"{path} is a link to {target}, outside the package, and a job ships what is inside: put a copy of the "
+            "file in its place, or remove the link."
+        )
 
 
 def check_size(folder: Path, limit: int = LIMIT) -> int:

@@ -5,7 +5,11 @@
 | `sqlite:///relative.db` | in the workspace | the cluster's own (`of_cluster`), or refused |
 | `sqlite:////absolute.db` | that file | that file on the head, for runs driven from there |
 | `postgresql://user@host/name?passfile=…` | the server | the server |
-| with a password in it | refused | refused: recipes are stored, shown and sent around |
+| with a secret in it | refused | refused: recipes are stored, shown and sent around |
+
+What is a secret cannot be told from its name (`sslpassword`, `token`, `access_key`, a user name that is one), so what
+is known to be none is listed: a database's address may have a user and the parameters of `PARAMETERS`, the http(s)
+address of a server neither.
 """
 
 from __future__ import annotations
@@ -18,7 +22,43 @@ from urllib.parse import parse_qs, urlsplit
 from dpray.experiments.kinds import AnyRecipe
 from dpray.experiments.reading import RecipeError
 from dpray.experiments.standing import SQLITE
-from dpray.platform.tracking.address import shown
+
+PARAMETERS = frozenset(
+    [
+        "passfile",
+        "service",
+        "user",
+        "host",
+        "hostaddr",
+        "port",
+        "application_name",
+        "connect_timeout",
+        "client_encoding",
+        "target_session_attrs",
+        "sslmode",
+        "sslrootcert",
+        "sslcert",
+        "sslkey",
+        "sslcrl",
+        "sslsni",
+        "ssl_min_protocol_version",
+        "channel_binding",
+        "require_auth",
+        "gssencmode",
+        "krbsrvname",
+        "keepalives",
+        "keepalives_idle",
+        "keepalives_interval",
+        "keepalives_count",
+        "tcp_user_timeout",
+        "load_balance_hosts",
+        "ssl_ca",
+        "ssl_cert",
+        "ssl_key",
+        "charset",
+    ]
+)
+"""What may follow `?` in a database's address: names of files, machines and settings, none of them a secret."""
 
 
 def placed(recipe: AnyRecipe, ledger: str | None, tracking: str | None) -> AnyRecipe:
@@ -44,7 +84,7 @@ def of_cluster(recipe: AnyRecipe) -> AnyRecipe:
 
 
 def check(recipe: AnyRecipe, *, cluster: bool) -> None:
-    """Refuse addresses with a password in them and, on a cluster, files that every machine has another one of.
+    """Refuse addresses that hold a secret, or may, and, on a cluster, files that every machine has another one of.
 
     Raises:
         RecipeError: with what to write instead.
@@ -57,11 +97,13 @@ def check(recipe: AnyRecipe, *, cluster: bool) -> None:
     for key, option, variable, url in places:
         if url is None:
             continue
-        if _password(url):
+        if (where := _secret(url)) is not None:
             problems.append(
-                f"`{key}` ({_without_secrets(url)}) holds a password, and recipes are stored with every run, shown in "
-                "MLflow and logged by Ray: leave it out, write it into a PostgreSQL password file of mode 0600 on the "
-                "machine that drives the run, and name that with `?passfile=/absolute/path` at the end of the address."
+                f"`{key}` ({url.partition(':')[0]}://…) holds a password or may hold another secret in {where}, and "
+                "recipes are stored with every run, shown in MLflow and logged by Ray: leave it out. For PostgreSQL, "
+                "write the password into a password file of mode 0600 on the machine that drives the run, and name "
+                "that with `?passfile=/absolute/path` at the end of the address; for a server of MLflow, set "
+                f"MLFLOW_TRACKING_TOKEN there. Allowed after `?` of a database: {', '.join(sorted(PARAMETERS))}."
             )
         elif cluster and _relative(url):
             problems.append(
@@ -109,15 +151,22 @@ def check_driver(recipe: AnyRecipe) -> None:
         )
 
 
-def _without_secrets(url: str) -> str:
-    """The address as far as its path, without a password; what follows `?` may hold one too."""
-    return shown(url.partition("?")[0])
-
-
 def _relative(url: str) -> bool:
     return url.startswith(SQLITE) and not url.removeprefix(SQLITE).startswith("/")
 
 
-def _password(url: str) -> bool:
+def _secret(url: str) -> str | None:
+    """Where in an address a secret is or may be, in words; None: nowhere."""
     parts = urlsplit(url)
-    return parts.password is not None or "password" in parse_qs(parts.query, keep_blank_values=True)
+    if parts.scheme.lower() in ("http", "https"):
+        if "@" in url:
+            return "what stands before `@`"
+        return "what follows `?` or `#`" if parts.query or parts.fragment else None
+    file = url.startswith(SQLITE)
+    # Drivers take everything up to the last `@` for the password, `/` included, which urlsplit takes for the path.
+    if parts.password is not None or (not file and "@" in parts.path):
+        return "what stands before `@`"
+    if parts.fragment and not file:
+        return "what follows `#`"
+    names = parse_qs(parts.query, keep_blank_values=True)
+    return None if all(name.lower() in PARAMETERS for name in names) else "what follows `?`"

@@ -223,7 +223,10 @@ class Partition(Section):
 
 
 class Cap(Section):
-    """The most a client itself agrees to, whatever the ledger says."""
+    """The most a client itself agrees to, whatever the ledger says.
+
+    Its journal keeps the smallest cap it was ever given, per name of a population: a later recipe does not lift it.
+    """
 
     epsilon: Positive
     delta: Annotated[float, Field(gt=0, lt=1)]

@@ -27,7 +27,7 @@ from dpray.platform.cohort.host import Host, HostSpec
 from dpray.platform.cohort.masked.messages import MaskedInput, Parcel, Roster, Shares, Unmasking
 from dpray.platform.cohort.masking import MaskingHost
 from dpray.platform.cohort.request import Message, Prepared, Ready, Refusal, Request
-from dpray.platform.cohort.ticket import JournalRefused
+from dpray.platform.cohort.ticket import JournalRefused, LedgerEnd
 from dpray.platform.confine import silence
 from dpray.platform.privacy.ledger import Head, ReleaseKey
 
@@ -113,6 +113,10 @@ class ClientHost:
     def anchor(self) -> Head | Refusal | None:
         """`Host.anchor`."""
         return self._answer(lambda host: host.anchor())
+
+    def advance(self, end: LedgerEnd) -> Refusal | None:
+        """`Host.advance`."""
+        return self._answer(lambda host: host.advance(end))
 
     def _answer(self, call: Callable[[Host], T]) -> T | Refusal:
         try:

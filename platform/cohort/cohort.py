@@ -44,7 +44,7 @@ from dpray.platform.cohort.layout import (
     checked_search,
     whole,
 )
-from dpray.platform.cohort.lineage import Shown
+from dpray.platform.cohort.lineage import Shown, anchor
 from dpray.platform.cohort.local_steps import NoisedQuery
 from dpray.platform.cohort.masked.parameters import parameters
 from dpray.platform.cohort.masked_sums import MaskedSum
@@ -53,7 +53,7 @@ from dpray.platform.cohort.request import Ready, Refusal, Request, noise_of
 from dpray.platform.cohort.secure_sum import Masked, Trusted, named
 from dpray.platform.cohort.sums import ClientSum, Members, central, shared, winner
 from dpray.platform.privacy.budget import Budget
-from dpray.platform.privacy.ledger import Attempt, Head, ReleaseLost, Standing
+from dpray.platform.privacy.ledger import Attempt, Head, Ledger, ReleaseLost, Standing
 from dpray.platform.privacy.mechanisms import Mechanism, Regime, VoteWinner
 from dpray.platform.privacy.noise import SEEDED, GridNoise, NoiseSource, counted_noisers
 
@@ -73,7 +73,8 @@ class Cohort:
         quorum: fewest clients that must answer; None: all.
         colluders: clients that may pool what they know; their noise is not counted on. At least 1: whoever takes part
             knows its own share of the noise and sees the released sum.
-        cap: each client's own lifetime budget, counted at its site per release at the μ² of one record.
+        cap: each client's own lifetime budget, counted at its site per release at the μ² of one record. The smallest
+            one ever given for a journal holds: see `journal`.
         timeout: seconds to wait for a host's answer to one call, on top of the longest that user code can take.
         limit: seconds one call of user code may take before its process is ended (see `confine`); None: timeout/8.
         secure_sum: for regime `distributed`. `trusted`: the server adds up the hosts' messages itself, a simulation;
@@ -299,6 +300,20 @@ class Cohort:
     def anchors(self) -> tuple[Head, ...]:
         """Newest ledger heads the clients have seen, for `Ledger.verify`."""
         return tuple(answer for answer in self._each("anchor").values() if isinstance(answer, Head))
+
+    def anchor(self, ledger: Ledger) -> tuple[str, ...]:
+        """Have the clients remember how far the ledger has come; whose journals know it now (dropouts do not).
+
+        To be called after a run's last release is stored. Clients see the ledger when they are asked, after the charge;
+        until they see that the value was stored, a copy of the ledger made in between is taken for the ledger, and the
+        release could be drawn again from it. The next sum shows them too.
+
+        Raises:
+            ClientsRefused: it is not the ledger the clients know, or an older copy.
+        """
+        running = self._started()
+        known = anchor(running.dispatch, len(running.members.hosts), ledger, self._shown)
+        return running.members.of(known)
 
     def handle(self) -> CohortHandle:
         """What a trial needs: light and picklable; outlives restarts of the hosts, not the cohort."""

@@ -36,7 +36,7 @@ from dpray.platform.cohort.queries import Terms
 from dpray.platform.cohort.rehearsal import Rehearsal
 from dpray.platform.cohort.request import Message, Prepared, Ready, Request, charged, digest_of, noise_of
 from dpray.platform.cohort.secure_sum import Masked, Trusted
-from dpray.platform.cohort.ticket import JournalRefused, Ticket, members_digest
+from dpray.platform.cohort.ticket import JournalRefused, LedgerEnd, Ticket, members_digest
 from dpray.platform.confine import PATIENCE, Confinement, Marker, brief
 from dpray.platform.privacy.budget import Budget
 from dpray.platform.privacy.ledger import Head, ReleaseKey
@@ -120,6 +120,10 @@ class Host:
     def anchor(self) -> Head | None:
         """Newest ledger head its clients have seen."""
         return self._journal.anchor()
+
+    def advance(self, end: LedgerEnd) -> None:
+        """Have the journal remember how far the ledger has come."""
+        self._journal.advance(end)
 
     def close(self) -> None:
         """Close the files."""

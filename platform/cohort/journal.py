@@ -3,7 +3,8 @@
 | table    | what a client remembers                                                                      |
 |----------|----------------------------------------------------------------------------------------------|
 | meta     | which ledger it belongs to, for ever, and the newest head of it (its *anchor*): another       |
-|          | ledger, an older copy, and a copy that went on otherwise are refused                          |
+|          | ledger, an older copy, and a copy that went on otherwise are refused; the smallest cap agreed |
+|          | to (below)                                                                                    |
 | epochs   | newest lease of every run: an older one (a zombie driver) is refused                          |
 | clients  | μ² spent so far in quanta, against the site's own cap                                         |
 | groups   | lists of clients that answered together, by digest                                            |
@@ -22,6 +23,14 @@ So preparing leaves a durable row, and its noise share: a cohort that counts on 
 old shares with new ones. What the rule cannot see is a journal restored from a copy made between preparing and
 revealing; that needs the site to be untrue to itself.
 
+**The cap** comes from the recipe that asks, and is the site's from then on: the smallest one that a host was ever
+started with holds, and a later recipe with a larger one, or with none, does not lift it. To lift it is an act of the
+site: with no host running, `sqlite3 journal.db "DELETE FROM meta WHERE name = 'cap'"`.
+
+A journal counts what is asked in its own folder. Under another population's name a pipeline uses another folder, with a
+count and a cap of its own: populations are disjoint people by assumption, which nothing here can check. A site that
+holds one population declares it once, under one name, and answers under that name only.
+
 Hosts of one node share the file; every method is one transaction (see `site_file`).
 """
 
@@ -32,13 +41,14 @@ import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
 from dpray.platform.cohort.client import IntArray
 from dpray.platform.cohort.site_file import SiteFile
-from dpray.platform.cohort.ticket import JournalRefused, Stored, Ticket, members_digest
+from dpray.platform.cohort.ticket import JournalRefused, LedgerEnd, Stored, Ticket, members_digest
 from dpray.platform.privacy.budget import Budget
 from dpray.platform.privacy.figures import significant
 from dpray.platform.privacy.ledger import Head
@@ -53,12 +63,14 @@ class SiteJournal(SiteFile):
     Args:
         path: the file; its folder is made with mode 0700.
         cap: what each client of this site spends at most over its life, counted per release at μ² of one record
-            (the finest unit: a client-level vote counts in full); None: no cap of its own.
+            (the finest unit: a client-level vote counts in full); None: none but what was agreed to before. The
+            smallest one ever given holds.
     """
 
     def __init__(self, path: Path, cap: Budget | None = None) -> None:
         super().__init__(path)
-        self._cap = cap
+        if cap is not None:
+            self._agree(cap)
         self._groups: dict[str, tuple[str, ...]] = {}
 
     def spent(self, client: str) -> int | None:
@@ -70,6 +82,15 @@ class SiteJournal(SiteFile):
         """Newest ledger head these clients have seen."""
         row = self._database.execute("SELECT value FROM meta WHERE name = 'anchor'").fetchone()
         return None if row is None else Head(*json.loads(row[0]))
+
+    def advance(self, end: LedgerEnd) -> None:
+        """Remember that the ledger has come this far: a copy that has not is refused from now on. Synced to disk.
+
+        Raises:
+            JournalRefused: head, ledger.
+        """
+        with self._transaction() as database:
+            self._advance(database, end)
 
     # sums
 
@@ -184,6 +205,17 @@ class SiteJournal(SiteFile):
                 self._spend(database, ticket, new)
                 self._note(database, ticket, members, "contributed")
 
+    def cap(self) -> Budget | None:
+        """The smallest cap ever agreed to."""
+        return _agreed(self._database)
+
+    def _agree(self, cap: Budget) -> None:
+        with self._transaction() as database:
+            before = _agreed(database)
+            if cap.quanta is not None and (before is None or before.quanta is None or cap.quanta < before.quanta):
+                text = json.dumps([cap.epsilon, cap.delta])
+                database.execute("INSERT OR REPLACE INTO meta VALUES ('cap', ?)", (text,))
+
     # inside a transaction
 
     def _lease(self, database: sqlite3.Connection, ticket: Ticket) -> None:
@@ -197,7 +229,7 @@ class SiteJournal(SiteFile):
         if row is None or row[0] != ticket.epoch:
             database.execute("INSERT OR REPLACE INTO epochs VALUES (?, ?)", (ticket.lease, ticket.epoch))
 
-    def _advance(self, database: sqlite3.Connection, ticket: Ticket) -> None:
+    def _advance(self, database: sqlite3.Connection, ticket: Ticket | LedgerEnd) -> None:
         """Go on with the ledger the clients know: the first one they met, and a continuation of what they have seen."""
         meta = dict(database.execute("SELECT name, value FROM meta WHERE name IN ('ledger', 'anchor')"))
         if meta.get("ledger", ticket.ledger) != ticket.ledger:
@@ -215,7 +247,7 @@ class SiteJournal(SiteFile):
             text = json.dumps([head.sequence, head.digest])
             database.execute("INSERT OR REPLACE INTO meta VALUES ('anchor', ?)", (text,))
 
-    def _descends(self, ticket: Ticket, seen: Head) -> None:
+    def _descends(self, ticket: Ticket | LedgerEnd, seen: Head) -> None:
         head = ticket.head
         if head.sequence < seen.sequence:
             raise JournalRefused(
@@ -241,28 +273,16 @@ class SiteJournal(SiteFile):
             )
 
     def _within_cap(self, database: sqlite3.Connection, ticket: Ticket, members: Sequence[str]) -> None:
-        if self._cap is not None:
+        cap = _agreed(database)
+        if cap is not None:
             for spent in _spent(database, members).values():
-                self._afford(ticket, spent)
-
-    def _afford(self, ticket: Ticket, spent: str) -> str:
-        total = None if ticket.quanta is None or spent == "inf" else int(spent) + ticket.quanta
-        limit = None if self._cap is None else self._cap.quanta
-        if self._cap is not None and limit is not None and (total is None or total > limit):
-            asked = "all of it and more" if ticket.quanta is None else f"{_part(ticket.quanta, limit)} of it"
-            before = "everything" if spent == "inf" else _part(int(spent), limit)
-            raise JournalRefused(
-                "cap",
-                f"{ticket.words} asks a client for more than its own cap ({self._cap}): {before} of its μ² is spent, "
-                f"and {asked} was asked.",
-            )
-        return "inf" if total is None else str(total)
+                _afford(ticket, spent, cap)
 
     def _spend(self, database: sqlite3.Connection, ticket: Ticket, members: Sequence[str]) -> None:
         # Most clients of a group have spent the same: each amount is added up and compared once.
-        spent, totals = _spent(database, members), dict[str, str]()
+        spent, totals, cap = _spent(database, members), dict[str, str](), _agreed(database)
         for amount in set(spent.values()):
-            totals[amount] = self._afford(ticket, amount)
+            totals[amount] = _afford(ticket, amount, cap)
         rows = [(totals[spent[client]], client) for client in members]
         database.executemany("UPDATE clients SET spent = ? WHERE client = ?", rows)
 
@@ -332,6 +352,31 @@ def _spent(database: sqlite3.Connection, members: Sequence[str]) -> dict[str, st
     else:
         found = dict(database.execute("SELECT client, spent FROM clients"))
     return {client: found[client] for client in members}
+
+
+def _agreed(database: sqlite3.Connection) -> Budget | None:
+    row = database.execute("SELECT value FROM meta WHERE name = 'cap'").fetchone()
+    return None if row is None else _budget(row[0])
+
+
+@lru_cache(maxsize=8)
+def _budget(text: str) -> Budget:
+    return Budget(*json.loads(text))
+
+
+def _afford(ticket: Ticket, spent: str, cap: Budget | None) -> str:
+    """What a client has spent afterwards; refused beyond its cap."""
+    total = None if ticket.quanta is None or spent == "inf" else int(spent) + ticket.quanta
+    limit = None if cap is None else cap.quanta
+    if limit is not None and (total is None or total > limit):
+        asked = "all of it and more" if ticket.quanta is None else f"{_part(ticket.quanta, limit)} of it"
+        before = "everything" if spent == "inf" else _part(int(spent), limit)
+        raise JournalRefused(
+            "cap",
+            f"{ticket.words} asks a client for more than its own cap ({cap}): {before} of its μ² is spent, and {asked} "
+            "was asked.",
+        )
+    return "inf" if total is None else str(total)
 
 
 def _part(quanta: int, limit: int) -> str:

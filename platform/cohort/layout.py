@@ -24,6 +24,8 @@ def checked_clients(shards: Mapping[str, Any]) -> None:
     for client, shard in shards.items():
         if not isinstance(client, str) or not 0 < len(client) <= _LONGEST_NAME or not client.isprintable():
             raise CohortError(f"A client's name is 1 to {_LONGEST_NAME} printable characters; {client!r} was given.")
+        if client in (".", ".."):
+            raise CohortError(f"A client's name also names its site's folder, which {client!r} cannot: give another.")
         if isinstance(shard, Site):
             whole(f"The declared number of records of site {client!r}", shard.records)
         elif not len(shard):

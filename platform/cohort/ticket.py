@@ -73,6 +73,15 @@ class Ticket:
 
 
 @dataclass(frozen=True)
+class LedgerEnd:
+    """How far a ledger has come, told to journals without asking for anything: fields as in `Ticket`."""
+
+    head: Head
+    ledger: str
+    lineage: Mapping[int, str]
+
+
+@dataclass(frozen=True)
 class Stored:
     """A message that was revealed: whose it is, and its integers on the grid."""
 

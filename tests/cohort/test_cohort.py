@@ -8,7 +8,7 @@ import threadpoolctl
 
 from dpray.platform.cohort import ClientsRefused, ClientSum, Cohort, CohortError, GradientSum, QuorumLost, Site, Votes
 from dpray.platform.privacy.budget import Budget, floor_quanta
-from dpray.platform.privacy.ledger import Ledger, ReleaseKey
+from dpray.platform.privacy.ledger import Ledger, LedgerTampered, ReleaseKey, back_up, restore
 from dpray.platform.privacy.mechanisms import Regime, TopKVotes, Unit
 from dpray.platform.privacy.noise import NoiseSource, from_grid, to_grid
 
@@ -16,6 +16,7 @@ from .conftest import CLIP, DIMENSION, SEARCH, RowSum, gradient_mechanism, opene
 
 THETA = np.zeros(DIMENSION)
 QUERY = GradientSum(THETA, CLIP)
+QUANTA = floor_quanta(0.5)
 REGIMES = list(Regime)
 
 
@@ -188,6 +189,27 @@ def test_another_ledger_is_refused_by_the_clients(build, ledger, attempt, tmp_pa
             with pytest.raises(ClientsRefused, match="another ledger than the one these clients belong to"):
                 cohort.sum(charged, QUERY, mechanism, regime)
         assert any("anchor" in problem.lower() or "copy" in problem for problem in other.verify(cohort.anchors()))
+
+
+def test_a_copy_made_between_charge_and_store_is_refused_once_the_clients_saw_the_store(build, ledger, run, tmp_path):
+    mechanism, cohort, asked, copy = gradient_mechanism(4), build(shards_of(4)), {"query": 1}, tmp_path / "copy.db"
+
+    def compute(attempt):
+        if not copy.exists():
+            back_up(f"sqlite:///{tmp_path}/ledger.db", copy)
+        return cohort.sum(attempt, QUERY, mechanism, Regime.CENTRAL).pack()
+
+    run.release(ReleaseKey("training", "sum", 0), asked, mechanism, QUANTA, compute, trust="central")
+    assert cohort.anchor(ledger) == cohort.clients
+    assert set(cohort.anchors()) == {ledger.head()}
+    with pytest.raises(LedgerTampered, match="not up to what its anchors have seen"):
+        restore(copy, f"sqlite:///{tmp_path}/restored.db", cohort.anchors())
+    with Ledger(f"sqlite:///{copy}") as restored:
+        again = restored.population("people").run("run")
+        with pytest.raises(ClientsRefused, match=r"older copy|went on otherwise"):
+            again.release(ReleaseKey("training", "sum", 0), asked, mechanism, QUANTA, compute, trust="central")
+        with pytest.raises(ClientsRefused, match=r"older copy|went on otherwise"):
+            cohort.anchor(restored)
 
 
 def test_two_runs_of_one_ledger_may_take_turns(build, attempt, run):

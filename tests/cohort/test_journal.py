@@ -3,13 +3,14 @@
 import multiprocessing
 import sqlite3
 import stat
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from dpray.platform.cohort.journal import KEPT_STEPS, SiteJournal
-from dpray.platform.cohort.ticket import JournalRefused, Ticket, members_digest
+from dpray.platform.cohort.ticket import JournalRefused, LedgerEnd, Ticket, members_digest
 from dpray.platform.privacy.budget import Budget
 from dpray.platform.privacy.ledger import Head
 
@@ -207,6 +208,20 @@ def test_an_older_a_forked_or_another_ledger_is_refused_by_every_question(journa
     assert journal.anchor() == Head(10, "d" * 64)
 
 
+def test_a_ledger_that_was_shown_after_a_release_refuses_a_copy_from_before_it(journal):
+    reveal(journal, ticket())
+    with pytest.raises(JournalRefused, match="were not told"):
+        journal.advance(LedgerEnd(LONGER, "", {}))
+    for other in (LedgerEnd(LONGER, "another", {10: "d" * 64}), LedgerEnd(LONGER, "", {10: "e" * 64})):
+        with pytest.raises(JournalRefused, match=r"[Uu]se"):
+            journal.advance(other)
+    assert journal.anchor() == Head(10, "d" * 64)
+    again = ticket(step=1)
+    journal.advance(LedgerEnd(LONGER, "", {10: "d" * 64}))
+    assert journal.anchor() == LONGER
+    assert "older copy" in refused("head", journal.contribute, again, ABC)
+
+
 def test_a_refused_ledger_leaves_no_lease_and_learns_the_anchor_by_number(journal):
     reveal(journal, ticket())
     with pytest.raises(JournalRefused) as caught:
@@ -275,6 +290,27 @@ def test_a_spend_beyond_the_cap_is_refused_before_anything_is_made(tmp_path):
     refused("cap", journal.contribute, ticket(step=1, quanta=None), ABC)
     reveal(journal, ticket(step=1, quanta=10))
     assert journal.spent("c") == most
+
+
+def test_a_cap_stays_the_sites_whatever_a_later_recipe_says(tmp_path):
+    place, cap = tmp_path / "journal.db", Budget(1.0, 1e-5)
+
+    def asked(given, step, quanta):
+        with closing(SiteJournal(place, given)) as journal:
+            journal.enrol(ABC)
+            journal.contribute(ticket(step, quanta=quanta), ABC)
+
+    with closing(SiteJournal(place)) as running:  # a host that was started before there was a cap
+        asked(cap, 0, cap.quanta)
+        for later in (None, Budget(10.0, 1e-5)):
+            refused("cap", asked, later, 1, 1)
+        refused("cap", running.prepare, ticket(1, quanta=1), ABC)
+        assert running.cap() == cap
+    with closing(SiteJournal(place, Budget(0.5, 1e-5))) as smaller:
+        assert smaller.cap() == Budget(0.5, 1e-5)
+    with closing(sqlite3.connect(place)) as database, database:
+        database.execute("DELETE FROM meta WHERE name = 'cap'")
+    asked(Budget(10.0, 1e-5), 1, 1)
 
 
 def test_a_cap_is_checked_again_when_the_message_is_about_to_be_seen(tmp_path):

@@ -30,6 +30,8 @@ def test_hosts_get_about_equally_many_records():
         ({}, "at least one client"),
         ({"a": Records(np.zeros((0, 2)), np.zeros(0))}, "'a' has no records"),
         ({"": Records(np.zeros((1, 2)), np.zeros(1))}, "name"),
+        ({".": Site(lambda: None, 3)}, "names its site's folder"),
+        ({"..": Site(lambda: None, 3)}, "names its site's folder"),
         ({"a": Site(lambda: None, 0)}, "declared number of records"),
         ({"a": Site(lambda: None, 3), "b": Records(np.zeros((1, 2)), np.zeros(1))}, "not both"),
         ({"a": Records(np.zeros((1, 2)), np.zeros(1)), "b": Records(np.zeros((1, 3)), np.zeros(1))}, "one schema"),

@@ -1,12 +1,15 @@
 """Whole runs through the command line: what they leave behind, and that a killed one ends as if nothing had been."""
 
 import json
+import sqlite3
 import stat
 import time
+from contextlib import closing
 
 import numpy as np
 import pytest
 
+from dpray.platform.cohort.journal import SiteJournal
 from dpray.platform.privacy.budget import split
 from dpray.platform.privacy.ledger import Head, ReleaseKey
 from dpray.searchers.hype import MECHANISM as VOTES
@@ -110,6 +113,18 @@ def test_the_ledgers_head_is_anchored_in_mlflow(whole):
         assert ledger.verify([Head(anchor.sequence, "0" * 64)]) != ()
     verified = whole.run("ledger", "verify", "--tracking", "sqlite:///mlflow.db")
     assert (verified.code, "1 anchor" in verified.stdout) == (0, True)
+
+
+def test_the_clients_have_seen_the_last_release_stored(whole):
+    """So that no copy of the ledger from before is taken for it."""
+    journal = SiteJournal(next((whole.folder / "dpray-sites").rglob("journal.db")))
+    seen = journal.anchor()
+    journal.close()
+    with whole.ledger() as ledger:
+        assert ledger.verify([seen]) == ()
+    with closing(sqlite3.connect(whole.folder / "dpray-ledger.db")) as entries:
+        ((last,),) = entries.execute("SELECT max(sequence) FROM entries WHERE kind = 'store'")
+    assert seen.sequence >= last
 
 
 def test_the_model_is_taken_away_with_what_it_cost(whole):

@@ -35,13 +35,41 @@ def test_a_recipe_that_tracks_nothing_goes_on_tracking_nothing():
 
 
 @pytest.mark.parametrize(
-    "address", ["postgresql://me:hunter2@head/ledger", "postgresql://me@head/ledger?password=hunter2"]
+    "address",
+    [
+        "postgresql://me:hunter2@head/ledger",
+        "postgresql://me:hunter2/x@head/ledger",
+        "postgresql://me:hunter2#x@head/ledger",
+        "postgresql://me@head/ledger?password=hunter2",
+        "postgresql://me@head/ledger?sslmode=require&PASSWORD=hunter2",
+        "postgresql://me@head/ledger?sslpassword=hunter2",
+        "postgresql://me@head/ledger?p%61ssword=hunter2",
+        "postgresql://me@head/ledger?dbname=postgresql://me:hunter2@head/ledger",
+        "postgresql://me@head/ledger#password=hunter2",
+        "http://head:5000/?token=hunter2",
+        "HTTPS://head:5000/?access_key=hunter2",
+        "http://head:5000/#hunter2",
+        "https://hunter2@head",
+    ],
 )
 @pytest.mark.parametrize("cluster", [False, True])
-def test_a_password_in_an_address_is_refused_without_showing_it(address, cluster):
-    with pytest.raises(RecipeError, match=r"holds a password.*passfile=") as refused:
-        places.check(recipe(address, "http://head:5000"), cluster=cluster)
-    assert "hunter2" not in str(refused.value)
+def test_a_secret_in_an_address_is_refused_without_showing_it(address, cluster):
+    for given in (recipe(address, "http://head:5000"), recipe("sqlite:////ledger.db", address)):
+        with pytest.raises(RecipeError, match=r"holds a password.*passfile=") as refused:
+            places.check(given, cluster=cluster)
+        assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "postgresql://me@head/ledger?passfile=/home/me/pass&sslmode=verify-full&SSLROOTCERT=/ca.pem&connect_timeout=5",
+        "postgresql+psycopg://me@/ledger?host=/run/postgresql&port=5433&application_name=dpray",
+        "sqlite:////data/run#1/me@lab/ledger.db",
+    ],
+)
+def test_what_is_known_to_be_no_secret_stays(address):
+    places.check(recipe(address, "https://head:5000/mlflow"), cluster=True)
 
 
 def test_a_password_file_that_others_can_read_is_refused(tmp_path):

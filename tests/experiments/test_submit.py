@@ -28,6 +28,21 @@ def test_what_is_shipped_is_the_source_of_every_portion_and_nothing_else(tmp_pat
     assert package.check_size(shipped) < 10 * 2**20
 
 
+def test_a_link_that_leads_out_of_the_package_is_not_followed(tmp_path, monkeypatch):
+    source, outside = tmp_path / "platform", tmp_path / "outside"
+    for folder in (source / "inner", outside):
+        folder.mkdir(parents=True)
+    (source / "inner" / "module.py").write_text("pass\n")
+    (source / "alias.py").symlink_to(source / "inner" / "module.py")
+    monkeypatch.setattr(package, "portions", lambda: {"platform": source})
+    assert (package.assemble(tmp_path / "first") / "platform" / "alias.py").read_text() == "pass\n"
+    (outside / "secrets.yaml").write_text("token: hunter2\n")
+    (source / "recipe.yaml").symlink_to(outside / "secrets.yaml")
+    with pytest.raises(RecipeError, match=r"recipe\.yaml is a link to .*secrets\.yaml, outside the package"):
+        package.assemble(tmp_path / "second")
+    assert not any("hunter2" in path.read_text() for path in (tmp_path / "second").rglob("*.yaml"))
+
+
 def test_a_package_too_large_is_refused_with_its_biggest_files(tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "images.npz").write_bytes(b"x" * 3 * 2**20)

@@ -11,6 +11,12 @@ by entry, and has its identity.
 *What a backup cannot do.* Whatever was released after it was made is known to others and missing from it. A restored
 older copy would let those releases be paid a second time, so anchors (heads of the chain that clients' journals and
 MLflow keep) refuse it: see `verify`.
+
+*The window that remains.* Clients see the head when they are asked for a release, after its charge; they see that its
+value was stored with the next request, or when `Cohort.anchor` is called, which `dpray run` does after the search and
+after the training. A copy made between the charge and the store of the last release is refused once that was done, by
+every client that was reached. Code of one's own that does not call it, or whose process ends between store and call,
+leaves that one release open to a restored copy: its noise would be drawn again, for a charge made once.
 """
 
 from __future__ import annotations

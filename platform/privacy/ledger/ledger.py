@@ -19,7 +19,7 @@ from typing import Any
 
 from sqlalchemy import select
 
-from dpray.platform.privacy.ledger import declaring, schema
+from dpray.platform.privacy.ledger import declaring, schema, standing
 from dpray.platform.privacy.ledger.chain import Head, current_head
 from dpray.platform.privacy.ledger.errors import LedgerError
 from dpray.platform.privacy.ledger.plan import checked_name, whole
@@ -115,6 +115,13 @@ class Ledger:
         """What names this ledger, and every copy of it, for ever: the digest of its first entry, of a random number."""
         first = select(schema.entries.c.digest).where(schema.entries.c.sequence == 1)
         return str(self._storage.read(lambda connection: connection.execute(first).scalar_one_or_none()))
+
+    def descent(self, passed: Iterable[int]) -> tuple[Head, str, dict[int, str]]:
+        """(end of the chain, `identity`, digests of the entries `passed` by number), of one moment.
+
+        Entries that the ledger lacks are left out. By these a keeper of an anchor can tell that the ledger went on.
+        """
+        return self._storage.read(lambda connection: (current_head(connection), *standing.descent(connection, passed)))
 
     def verify(self, anchors: Iterable[Head] = ()) -> tuple[str, ...]:
         """What is wrong with the ledger, in sentences; nothing if it is whole. See `verify.py` for what is found."""
