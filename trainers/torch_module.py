@@ -208,6 +208,7 @@ class TorchModule(Model):
             for gradient, column in zip(gradients.values(), columns, strict=True):
                 gradient.add([column[client] for client in clients], segments, weights, self.chunk)
             count += int((weights > 0).sum())
+            del gradients, gradient  # before the next pass has its own
         return np.asarray(sums.cpu().numpy()), count
 
     def _per_record(
@@ -235,6 +236,7 @@ class TorchModule(Model):
             if m:
                 counted = torch.tensor(good & sound[:m], device=parts.device)
                 yield {name: values.first(m) for name, values in gradients.items()}, counted, i
+            del gradients
 
     def _evaluated(
         self, parameters: dict[str, Tensor], x: NDArray[np.float32], y: NDArray[np.int64], stream: str
