@@ -81,7 +81,7 @@ class Route:
         outputs: shape of a known layer's output for one record, by the layer's name.
         direct: trained parameters of known layers.
         held: records of one pass.
-        gradients: (e of known layers, other parameters), parameters, x, y ↦ (δ, gradients), a; of many records.
+        gradients: (e of known layers, other parameters), module, parameters, x, y ↦ (δ, gradients), a; of many records.
     """
 
     outputs: Mapping[str, torch.Size]
@@ -94,15 +94,15 @@ class RecordGradients:
     """Gradients of each record's loss for the trained parameters of a module.
 
     Args:
-        module: in its final mode, on its device.
-        loss: of (parameters by name, x, y) for one record, through `module`.
+        module: on its device. It gets hooks, and is never run: passes are given copies of it, hooks and all.
+        loss: of (a copy, parameters by name, x, y) for one record.
         trained: names of the trained parameters.
     """
 
     def __init__(
         self,
         module: nn.Module,
-        loss: Callable[[dict[str, Tensor], Tensor, Tensor], Tensor],
+        loss: Callable[[nn.Module, dict[str, Tensor], Tensor, Tensor], Tensor],
         trained: tuple[str, ...],
     ) -> None:
         self._loss, self._trained, self._tape = loss, trained, _Tape()
@@ -110,7 +110,7 @@ class RecordGradients:
         for name, layer in self._layers.items():
             layer.register_forward_hook(self._tape.hook(name))
 
-    def route(self, parameters: dict[str, Tensor], like: Tensor) -> Route:
+    def route(self, module: nn.Module, parameters: dict[str, Tensor], like: Tensor) -> Route:
         """The route for records like this one, of which shape and type are used: found with a record of zeros."""
         import torch
 
@@ -118,7 +118,7 @@ class RecordGradients:
         leaves = {name: value.detach().clone().requires_grad_() for name, value in parameters.items()}
         saved = _Saved(leaves)
         with self._tape.running({}), torch.autograd.graph.saved_tensors_hooks(saved.weigh, lambda tensor: tensor):
-            value, tape = self._loss(leaves, x, y), self._tape
+            value, tape = self._loss(module, leaves, x, y), self._tape
             shapes = {name: (tape.inputs[name].shape, tape.outputs[name].shape) for name in tape.called_once()}
         uses = _uses(value, leaves)
         if value.requires_grad:
@@ -132,12 +132,14 @@ class RecordGradients:
         outputs = {name: output for name, (_, output) in known.items()}
         return Route(outputs, direct, held // SUMMED * SUMMED or held, self._vectorised(frozenset(known)))
 
-    def of(self, route: Route, parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> dict[str, Gradient]:
+    def of(
+        self, route: Route, module: nn.Module, parameters: dict[str, Tensor], x: Tensor, y: Tensor
+    ) -> dict[str, Gradient]:
         """Gradients of m records, by name of parameter in the order of the trained ones."""
         zero = next(iter(parameters.values())).new_zeros(())
         zeros = {name: zero.expand(len(x), *output) for name, output in route.outputs.items()}
         others = {name: value for name, value in parameters.items() if name not in route.direct}
-        (deltas, rest), inputs = route.gradients((zeros, others), parameters, x, y)
+        (deltas, rest), inputs = route.gradients((zeros, others), module, parameters, x, y)
         found: dict[str, Gradient] = {name: Rows(value.flatten(1)) for name, value in rest.items()}
         for name in route.outputs:
             weight, bias = _layer_gradients(self._layers[name], inputs[name], deltas[name])
@@ -148,18 +150,22 @@ class RecordGradients:
         import torch
 
         def loss(
-            traced: tuple[dict[str, Tensor], dict[str, Tensor]], parameters: dict[str, Tensor], x: Tensor, y: Tensor
+            traced: tuple[dict[str, Tensor], dict[str, Tensor]],
+            module: nn.Module,
+            parameters: dict[str, Tensor],
+            x: Tensor,
+            y: Tensor,
         ) -> tuple[Tensor, dict[str, Tensor]]:
             zeros, others = traced
             with self._tape.running(zeros):
-                value = self._loss(parameters | others, x, y)
+                value = self._loss(module, parameters | others, x, y)
                 if not known <= self._tape.called_once():
                     raise RuntimeError("The module calls its layers now once and now not, or more often.")
                 return value, {name: self._tape.inputs[name] for name in known}
 
         gradients = torch.func.grad(loss, has_aux=True)
         vectorised: Callable[..., Any] = torch.func.vmap(
-            gradients, in_dims=((0, None), None, 0, 0), randomness="different"
+            gradients, in_dims=((0, None), None, None, 0, 0), randomness="different"
         )
         return vectorised
 

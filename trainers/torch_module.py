@@ -11,7 +11,8 @@ A record is *bad*, and contributes zero, if a value of it is not finite, its lab
 finite, or the module raises on it (an index beyond an embedding). It is replaced by one of zeros in its place, so that
 all others are computed as they would have been.
 
-Every record goes through the module alone (`record_gradients`), so no module can mix records in a gradient. Linear
+Every record goes through the module alone (`record_gradients`), so no module can mix records in a gradient; and every
+pass runs on a fresh copy of it (`module_copies`), so nothing that it keeps reaches another pass. Linear
 layers and convolutions are clipped by the norms of their layers' gradients (`layer_norms`), without a gradient of size
 d for each record: memory is that of θ and of the records of one pass.
 """
@@ -19,7 +20,7 @@ d for each record: memory is that of θ and of the records of one pass.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ from numpy.typing import NDArray
 from dpray.platform.cohort.client import Records, Stack
 from dpray.trainers.layer_norms import SUMMED, Gradient, norms
 from dpray.trainers.models import BoolArray, FloatArray, IntArray, Model, class_labels
+from dpray.trainers.module_copies import fresh, seeded
 from dpray.trainers.record_gradients import RecordGradients, Route
 from dpray.trainers.torch_refusals import place_of, refuse_mixing
 
@@ -44,15 +46,20 @@ _SMALL_WEIGHT = 2.0**-126  # smaller ones are no normal float32 numbers, and cou
 
 @dataclass(frozen=True)
 class _Functional:
-    """A module split into what is trained and what is fixed (public), on its device."""
+    """A module and what is trained in it, on its device.
+
+    Attributes:
+        module: as the factory made it. It is never run; its copies are.
+        routes: by shape of a record; with each, whether the module drew random numbers on a record of zeros.
+        random: it has a layer of dropout, and is in training mode therefore.
+    """
 
     module: nn.Module
     names: tuple[str, ...]
     shapes: tuple[torch.Size, ...]
     sizes: tuple[int, ...]
-    fixed: dict[str, Tensor]
     gradients: RecordGradients
-    routes: dict[tuple[int, ...], Route]
+    routes: dict[tuple[int, ...], tuple[Route, bool]]
     device: torch.device
     random: bool
 
@@ -62,7 +69,8 @@ class TorchModule(Model):
 
     Args:
         factory: called without arguments, in every process, under `seed`; returns the module, which maps (n, …)
-            features to (n, K) logits. Parameters that do not require a gradient, and buffers, are fixed and public.
+            features to (n, K) logits. Parameters that do not require a gradient, and buffers, are fixed and public:
+            every pass finds them, and all else that the module holds, as the factory left them.
         classes: K.
         chunk: records added up in float32 before float64 takes over, at most 64. How many one pass holds follows from
             the module: at most 512, or as many as keep some 128 MiB.
@@ -70,17 +78,22 @@ class TorchModule(Model):
         device: `cuda` when there is one, else `cpu`; always `cpu` for modules with embeddings.
 
     Dropout stays on in training: every record gets a mask of its own that follows from θ, `seed` and its place among
-    the client's records, never from values. Modules that mix records by purpose (batch norm) are refused by name.
+    the client's records, never from values; so does whatever a module draws from torch, NumPy or Python without a
+    layer of dropout, however many passes there are. Modules that mix records by purpose (batch norm) are refused by
+    name.
 
     Raises:
-        ValueError: for a module that mixes records, or without trainable parameters, or with embeddings on a GPU.
+        ValueError: for a module that mixes records, or without trainable parameters, or with embeddings on a GPU, or
+            that cannot be copied.
 
     Guarantee: replacing one record by anything moves `clipped_sum` by at most 2C(1 + `relative_error`). Clipped to
     C' = C/(1+10⁻⁴), with norms exact to 2·10⁻⁶, records move an exact sum by 2C'(1 + 2·10⁻⁶). Sums of m ≤ 64 records in
     float32 err by 2⁻²⁴·C·m(m+1)/2 at most, before and after: together 2C(1 + 0.4·10⁻⁴). In `clipped_sums`, a client's
     row depends on its own records and on how many others have. A module that raises on a record of zeros raises for
-    all records and contributes nothing (`RuntimeError`). Asked of the module: whether it raises must not depend on the
-    dropout mask, and on a GPU no value may make a kernel fail, which would end the device for the whole process.
+    all records and contributes nothing (`RuntimeError`). Asked of the module: whether it raises must not depend on what
+    it draws; it keeps nothing of a record outside of itself, where a copy does not reach (in its class, a global, a
+    closure, an object whose `__deepcopy__` returns itself), and changes no settings of the process; and on a GPU no
+    value may make a kernel fail, which would end the device for the whole process.
     """
 
     relative_error = MARGIN
@@ -133,13 +146,14 @@ class TorchModule(Model):
     def clipped_sums(self, theta: FloatArray, shards: Sequence[Records], clip: float) -> FloatArray | None:
         """u of each client, (clients, d), records of several clients in one pass.
 
-        With dropout, clients are left to be asked one by one (None): a mask follows from a record's place, which should
-        not depend on which other clients a host has.
+        Where random numbers are drawn, clients are left to be asked one by one (None): a mask follows from a record's
+        place, which should not depend on which other clients a host has.
         """
         self.refuse_clip(clip)
-        if self._parts.random:
+        stack = shards if isinstance(shards, Stack) else Stack.of(shards)
+        if self._draws(self._parameters(theta), stack.x.shape[1:]):
             return None
-        return self._sums(theta, shards if isinstance(shards, Stack) else Stack.of(shards), clip / (1 + MARGIN))[0]
+        return self._sums(theta, stack, clip / (1 + MARGIN))[0]
 
     def refuse_clip(self, clip: float) -> None:
         """Refuse a C that float32 cannot hold."""
@@ -166,12 +180,14 @@ class TorchModule(Model):
 
         parts = self._parts
         parameters = self._parameters(theta)
-        parts.module.eval()
         found = []
         with torch.no_grad():
             for i in range(0, max(len(x), 1), 1024):
                 rows = torch.tensor(np.asarray(x[i : i + 1024], dtype=np.float32), device=parts.device)
-                found.append(torch.func.functional_call(parts.module, parameters | parts.fixed, (rows,)).double().cpu())
+                with seeded(_number(f"{self.seed}:logits:{i}"), parts.device):
+                    module = fresh(parts.module, parameters)
+                    module.eval()
+                    found.append(module(rows).double().cpu())
         z = torch.cat(found).numpy()
         if z.shape != (len(x), self.classes):
             raise ValueError(
@@ -192,6 +208,7 @@ class TorchModule(Model):
             for gradient, column in zip(gradients.values(), columns, strict=True):
                 gradient.add([column[client] for client in clients], segments, weights, self.chunk)
             count += int((weights > 0).sum())
+            del gradients, gradient  # before the next pass has its own
         return np.asarray(sums.cpu().numpy()), count
 
     def _per_record(
@@ -206,10 +223,10 @@ class TorchModule(Model):
         import torch
 
         parts, n = self._parts, len(records.x)
-        parameters = self._parameters(theta)
-        parts.module.train(parts.random)
-        stream = sha256(f"{self.seed}:".encode() + (theta.tobytes() if parts.random else b"")).hexdigest()
-        held = self._route(parameters, records.x.shape[1:]).held
+        parameters, shape = self._parameters(theta), records.x.shape[1:]
+        random = self._draws(parameters, shape)
+        stream = sha256(f"{self.seed}:".encode() + (theta.tobytes() if random else b"")).hexdigest()
+        held = self._route(parameters, shape)[0].held
         for i in range(0, n + 1, held):
             x, y, good = _cleaned(records.x[i : i + held], records.y[i : i + held], self.classes)
             if i + held > n:
@@ -219,13 +236,16 @@ class TorchModule(Model):
             if m:
                 counted = torch.tensor(good & sound[:m], device=parts.device)
                 yield {name: values.first(m) for name, values in gradients.items()}, counted, i
+            del gradients
 
     def _evaluated(
         self, parameters: dict[str, Tensor], x: NDArray[np.float32], y: NDArray[np.int64], stream: str
     ) -> tuple[dict[str, Gradient], BoolArray]:
         """Gradients of one pass, and on which of its records the module does not raise.
 
-        Where it raises, each record is tried alone, and those that fail are replaced by zeros.
+        Where it raises, each record is tried alone, and those that fail are replaced by zeros. Every try has a copy of
+        the module and the same random numbers, so that the last one finds for the other records what it would have
+        found without them.
 
         The text of a module's exception may hold values of records. It is told to whoever calls the model itself, on
         public records (`FederatedTrainer`'s trial, `check_records_alone`); inside a client, `Confinement` drops every
@@ -254,19 +274,40 @@ class TorchModule(Model):
     ) -> dict[str, Gradient]:
         import torch
 
-        parts, route = self._parts, self._route(parameters, x.shape[1:])
-        with _repeatable(parts, stream):
-            return parts.gradients.of(route, parameters, *(torch.tensor(each, device=parts.device) for each in (x, y)))
+        parts, (route, _) = self._parts, self._route(parameters, x.shape[1:])
+        with seeded(_number(stream), parts.device):
+            module = self._fresh(parameters)
+            given = {name: value.detach() for name, value in module.named_parameters() if name in parameters}
+            return parts.gradients.of(
+                route, module, given, *(torch.tensor(each, device=parts.device) for each in (x, y))
+            )
 
-    def _route(self, parameters: dict[str, Tensor], shape: tuple[int, ...]) -> Route:
-        """How gradients of records of a shape are found; once in each process, with a record of zeros."""
+    def _fresh(self, parameters: dict[str, Tensor]) -> nn.Module:
+        """A copy of the module for one pass, in the mode in which it is trained."""
+        module = fresh(self._parts.module, parameters)
+        module.train(self._parts.random)
+        return module
+
+    def _draws(self, parameters: dict[str, Tensor], shape: tuple[int, ...]) -> bool:
+        """Whether the module draws random numbers, by its layers or as it did on a record of zeros."""
+        return self._parts.random or self._route(parameters, shape)[1]
+
+    def _route(self, parameters: dict[str, Tensor], shape: tuple[int, ...]) -> tuple[Route, bool]:
+        """How gradients of records of a shape are found, and whether that drew random numbers of torch.
+
+        Once in each process, with a record of zeros.
+        """
         import torch
 
         parts = self._parts
         if shape not in parts.routes:
             try:
-                with _repeatable(parts, ""):
-                    parts.routes[shape] = parts.gradients.route(parameters, torch.zeros(shape, device=parts.device))
+                with seeded(0, parts.device):
+                    before = _generators(parts.device)
+                    zeros = torch.zeros(shape, device=parts.device)
+                    route = parts.gradients.route(self._fresh(parameters), parameters, zeros)
+                    drew = any(not torch.equal(*pair) for pair in zip(before, _generators(parts.device), strict=True))
+                    parts.routes[shape] = route, drew
             except Exception as error:
                 raise RuntimeError(
                     f"The module raises on records of zeros of the shape {shape}, which stand in for bad records, so "
@@ -302,12 +343,10 @@ def _split(factory: Callable[[], nn.Module], classes: int, seed: int, device: st
     trained = {name: value.detach() for name, value in module.named_parameters() if value.requires_grad}
     if not trained:
         raise ValueError("The module has no parameter that requires a gradient: there is nothing to train.")
-    fixed = {name: value.detach() for name, value in module.named_parameters() if not value.requires_grad} | dict(
-        module.named_buffers()
-    )
+    fresh(module)  # refuses one that cannot be copied, before anything is spent
 
-    def loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        output = torch.func.functional_call(module, parameters | fixed, (x[None],))
+    def loss(copy: nn.Module, parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        output = torch.func.functional_call(copy, parameters, (x[None],))
         if output.shape != (1, classes):
             raise ValueError(
                 f"The module made outputs of shape {tuple(output.shape)} of one record, not (1, {classes})."
@@ -319,7 +358,6 @@ def _split(factory: Callable[[], nn.Module], classes: int, seed: int, device: st
         names=tuple(trained),
         shapes=tuple(value.shape for value in trained.values()),
         sizes=tuple(value.numel() for value in trained.values()),
-        fixed=fixed,
         gradients=RecordGradients(module, loss, tuple(trained)),
         routes={},
         device=place,
@@ -358,18 +396,13 @@ def _cleaned(
     return x, labels, good
 
 
-@contextmanager
-def _repeatable(parts: _Functional, stream: str) -> Iterator[None]:
-    """Dropout masks that follow from θ, the public seed and the chunk alone, and deterministic kernels on a GPU."""
+def _number(stream: str) -> int:
+    """A seed that follows from a text."""
+    return int.from_bytes(sha256(stream.encode()).digest()[:7])
+
+
+def _generators(device: torch.device) -> list[Tensor]:
+    """States of torch's generators that a module on the device may draw from."""
     import torch
 
-    if not parts.random and parts.device.type == "cpu":
-        yield
-        return
-    devices = [parts.device] if parts.device.type == "cuda" else []
-    with (
-        torch.random.fork_rng(devices=devices),
-        torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False),
-    ):
-        torch.manual_seed(int.from_bytes(sha256(stream.encode()).digest()[:7]))
-        yield
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]

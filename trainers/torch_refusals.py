@@ -25,6 +25,7 @@ _INSTEAD = {
     "InstanceNorm2d": "the same layer with track_running_stats=False, or GroupNorm",
     "InstanceNorm3d": "the same layer with track_running_stats=False, or GroupNorm",
     "_SpectralNorm": "weight norm, or no constraint (its power iteration changes with every call)",
+    "SpectralNorm": "weight norm, or no constraint (its power iteration changes with every call)",
 }
 _INDEXED = {"Embedding", "EmbeddingBag"}
 
@@ -36,7 +37,8 @@ def refuse_mixing(module: nn.Module) -> None:
         ValueError: naming the part, its type and what to use instead.
     """
     for name, part in module.named_modules():
-        kinds = [kind.__name__ for kind in type(part).__mro__]
+        acting = (part, *part._forward_pre_hooks.values())  # the older spectral norm is a hook
+        kinds = [kind.__name__ for each in acting for kind in type(each).__mro__]
         found = next((kind for kind in kinds if kind in _INSTEAD), None)
         if found is None or (found.startswith("InstanceNorm") and not getattr(part, "track_running_stats", False)):
             continue

@@ -93,7 +93,7 @@ def record_norms(model, theta, records):
 
 
 def known(model):
-    (route,) = model._parts.routes.values()
+    ((route, _),) = model._parts.routes.values()
     return set(route.outputs)
 
 

@@ -179,6 +179,10 @@ def spectral_norm():
     return torch.nn.utils.parametrizations.spectral_norm(nn.Linear(F, K))
 
 
+def hooked_spectral_norm():
+    return nn.Sequential(nn.utils.spectral_norm(nn.Linear(F, K)))
+
+
 def own_batch_norm():
     class Mine(nn.BatchNorm1d):
         pass
@@ -194,6 +198,7 @@ def own_batch_norm():
         (synchronised, "`0` is a SyncBatchNorm", "GroupNorm"),
         (tracking_instance_norm, "`1` is a InstanceNorm2d", "track_running_stats=False"),
         (spectral_norm, "is a _SpectralNorm", "weight norm"),
+        (hooked_spectral_norm, "`0` is a SpectralNorm", "weight norm"),
         (own_batch_norm, "`the module itself` is a BatchNorm1d", "GroupNorm"),
     ],
 )

@@ -42,7 +42,7 @@ class Descent:
     """One stack under way.
 
     Args:
-        model: the architecture.
+        model: the architecture; what its module keeps while it is trained here stays here (`StackedModel.fresh`).
         settings: one candidate each, alike in what `LocalTraining.stackable` names.
         seed: private; of the first parameters, the minibatches and the dropout masks.
 
@@ -53,7 +53,7 @@ class Descent:
     def __init__(self, model: StackedModel, settings: Sequence[LocalTraining], seed: int) -> None:
         import torch
 
-        self._model, self._seed, self._common = model, seed, settings[0]
+        self._model, self._seed, self._common = model.fresh(), seed, settings[0]
         self.members = np.arange(len(settings))
         start = model.initial(int(np.random.default_rng([seed, 0]).integers(1 << 63)))
         self._theta = [each.expand(len(settings), *each.shape).clone() for each in start]

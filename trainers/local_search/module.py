@@ -6,14 +6,14 @@ more). Convolutions are bound by arithmetic: a stack of them takes about as long
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dpray.trainers.local_search.stacked import StackedModel, losses
+from dpray.trainers.module_copies import fresh, seeded
 from dpray.trainers.torch_refusals import refuse_mixing
 
 if TYPE_CHECKING:
@@ -33,14 +33,15 @@ class _Functional:
     size: int
     gradients: Callable[..., Any]
     logits: Callable[..., Any]
-    random: bool
 
 
 class StackedModule(StackedModel):
     """Copies of the module made by `factory`, which maps (n, …) features to (n, K) logits, or (n, 1) for two classes.
 
-    Its parameters that require a gradient are trained; others, and buffers, stay as they are. Dropout in the module
-    draws one mask for the stack.
+    Its parameters that require a gradient are trained; others, and buffers, are the factory's. Dropout in the module
+    draws one mask for the stack. What a module changes in itself (a buffer, an attribute) lasts for one training of one
+    stack, which has a copy of its own: nothing of it reaches another client, split or stack. Not covered is what a
+    module keeps outside of itself, in its class, a global or a closure.
 
     Args:
         factory: called without arguments where the records are, under a private seed; picklable.
@@ -49,7 +50,7 @@ class StackedModule(StackedModel):
 
     Raises:
         ValueError: for a module that mixes records or keeps statistics of them (`vmap` cannot stack those), or that
-            has nothing to train.
+            has nothing to train, or that cannot be copied.
     """
 
     own_dropout = True
@@ -58,10 +59,17 @@ class StackedModule(StackedModel):
         if isinstance(classes, bool) or not isinstance(classes, int) or classes < 2:
             raise ValueError(f"`classes` must be a whole number of at least 2, and {classes!r} was given.")
         self.factory, self.classes, self.shape = factory, classes, shape
+        self._pristine: nn.Module | None = None
         self._made: _Functional | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_made": None}
+        return self.__dict__ | {"_pristine": None, "_made": None}
+
+    def fresh(self) -> StackedModule:
+        """See `StackedModel.fresh`: the module is copied as the factory made it, and never run itself."""
+        other = copy(self)
+        other._pristine = self._module
+        return other
 
     @property
     def dimension(self) -> int:
@@ -75,7 +83,7 @@ class StackedModule(StackedModel):
 
     def initial(self, seed: int) -> Parameters:
         """The factory's own initial parameters under the seed."""
-        with _seeded(seed):
+        with seeded(seed):
             module = self.factory().float()
         return [value.detach() for value in module.parameters() if value.requires_grad]
 
@@ -85,7 +93,7 @@ class StackedModule(StackedModel):
         """As the module's autograd has them, and each model's loss."""
         parts = self._parts
         parts.module.train()
-        with _seeded(seed) if parts.random else contextlib.nullcontext():
+        with seeded(seed):
             found, loss = parts.gradients(tuple(theta), self._shaped(x), y)
         return list(found), loss
 
@@ -93,7 +101,8 @@ class StackedModule(StackedModel):
         """Of the module in evaluation mode."""
         parts = self._parts
         parts.module.eval()
-        z: Tensor = parts.logits(tuple(theta), self._shaped(x))
+        with seeded(0):
+            z: Tensor = parts.logits(tuple(theta), self._shaped(x))
         return z
 
     def _shaped(self, x: Tensor) -> Tensor:
@@ -101,18 +110,25 @@ class StackedModule(StackedModel):
 
     @property
     def _parts(self) -> _Functional:
-        """Made once in each process, never shipped."""
+        """Made once for each training, never shipped."""
         if self._made is None:
-            with _seeded(0):
-                self._made = _taken_apart(self.factory(), self.classes)
+            self._made = _taken_apart(fresh(self._module), self.classes)
         return self._made
+
+    @property
+    def _module(self) -> nn.Module:
+        """Made once in each process, never shipped and never run."""
+        if self._pristine is None:
+            with seeded(0):
+                module = self.factory()
+            refuse_mixing(module)
+            self._pristine = module.float()
+        return self._pristine
 
 
 def _taken_apart(module: nn.Module, classes: int) -> _Functional:
     from torch.func import functional_call, grad_and_value, vmap
 
-    refuse_mixing(module)
-    module = module.float()
     trained = {name: value for name, value in module.named_parameters() if value.requires_grad}
     if not trained:
         raise ValueError("The module has no parameter that requires a gradient: there is nothing to train.")
@@ -136,15 +152,4 @@ def _taken_apart(module: nn.Module, classes: int) -> _Functional:
         size=sum(math.prod(value.shape) for value in trained.values()),
         gradients=vmap(grad_and_value(loss), in_dims=(0, None, None), randomness="same"),
         logits=vmap(logits, in_dims=(0, None), randomness="same"),
-        random=any("Dropout" in kind.__name__ for part in module.modules() for kind in type(part).__mro__),
     )
-
-
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Torch's own generator, set for the block and put back."""
-    import torch
-
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        yield

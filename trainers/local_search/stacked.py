@@ -46,6 +46,10 @@ class StackedModel(ABC):
         """How many are best trained at once: as many as the cache holds."""
         return max(1, CACHE // (3 * 4 * self.dimension))
 
+    def fresh(self) -> StackedModel:
+        """The same model as if it had never been used, for one training; itself where a model keeps nothing."""
+        return self
+
     @abstractmethod
     def initial(self, seed: int) -> Parameters:
         """One fresh model, tensors without the stack's axis; the same for the same seed."""

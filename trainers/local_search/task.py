@@ -41,7 +41,9 @@ class LocalSearchTask(ClientTask):
     difference between two scores is due to their settings.
 
     *Guarantee.* None of its own, and none is needed: scores stay with the client, and the vote's sensitivity holds for
-    any ballot. Private seeds, a split, early stopping and float32 therefore cost nothing. Time is not protected.
+    any ballot of one client, as long as no ballot follows from another client's records. Every stack is therefore
+    trained on a fresh copy of a `StackedModule`'s module (which says what a copy does not reach), under this client's
+    seeds. Private seeds, a split, early stopping and float32 cost nothing. Time is not protected.
 
     Raises:
         ValueError: `training` names no setting, or `stack` is no whole number.

@@ -206,6 +206,50 @@ def test_a_training_that_follows_is_the_models():
         a_task().clipped_sum(theta, records, 1.0)
 
 
+class Remembering(nn.Module):
+    """Shifts by a mean of what it was trained on, kept in an attribute or a buffer, and changes sign after 50 calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.head, self.mean, self.calls = nn.Linear(F, 2), torch.zeros(F), 0
+        self.register_buffer("sum", torch.zeros(F))
+
+    def forward(self, x):
+        self.calls += 1
+        if self.training:
+            self.mean = 0.99 * self.mean + 0.01 * x.detach().mean(0)
+            self.sum = self.sum + x.detach().mean(0)
+        return self.head(x - self.mean - self.sum / 1000) * (1 if self.calls < 50 else -1)
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_what_a_module_keeps_of_one_client_reaches_no_other(together):
+    task = a_task(StackedModule(Remembering, 2), validation=Validation(score="loss"))
+
+    def answer(records):
+        if together:
+            return scores(task, records=records)
+        return [task.fit_and_score(config, records, np.random.default_rng(3)) for config in CONFIGS[:3]]
+
+    before = answer(clouds(seed=1))
+    for scale in (1.0, 1e3):
+        other = clouds(seed=2)
+        answer(Records(scale * other.x, other.y))
+        np.testing.assert_array_equal(answer(clouds(seed=1)), before)
+    assert np.isfinite(before).all()
+
+
+def test_what_a_module_draws_without_a_layer_of_dropout_follows_from_the_client():
+    class Drawing(nn.Linear):
+        def forward(self, x):
+            return super().forward(nn.functional.dropout(x))
+
+    task = a_task(StackedModule(lambda: Drawing(F, 2), 2), validation=Validation(score="loss"))
+    before = scores(task)
+    torch.rand(7)
+    np.testing.assert_array_equal(scores(task), before)
+
+
 def test_modules_that_mix_records_are_refused():
     with pytest.raises(ValueError, match="BatchNorm1d"):
         LocalSearchTask(StackedModule(lambda: nn.BatchNorm1d(F), 2))
