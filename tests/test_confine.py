@@ -201,7 +201,8 @@ libc.puts(b"c")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert (CANARY in done.stdout + done.stderr) is heard
-    assert done.stdout.split()[-2:] == ["out", "c"]
+    assert "out" in done.stdout  # C's buffer may be written at the end only, after what Python says
+    assert done.stdout.endswith("c\n")
     assert done.stderr.split()[-1] == "err"
 
 

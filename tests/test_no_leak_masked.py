@@ -156,7 +156,7 @@ def unlike_bytes(vectors):
 
 def test_the_driver_is_sent_nothing_but_the_sum(heard, tmp_path):
     stored, grid = searched_and_trained(tmp_path, "masked")
-    assert {"evaluate", "prepare", "share", "mask", "unmask"} <= heard.methods
+    assert {"evaluate_all", "prepare", "share", "mask", "unmask"} <= heard.methods
     assert len(heard.thetas) == T
     for total, theta in zip(stored, heard.thetas, strict=True):
         np.testing.assert_array_equal(np.rint(total / grid), messages(theta, grid).sum(axis=0))

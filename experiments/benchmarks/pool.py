@@ -55,7 +55,7 @@ class MemoryRun:
     def _read(self, passed: Iterable[int]) -> tuple[Head, dict[int, str]]:
         return self.population.storage.read(lambda c: (current_head(c), descent(c, passed)[1]))
 
-    def commit(self, attempt: Attempt, participants: frozenset[str]) -> Head:
+    def commit(self, attempt: Attempt, participants: frozenset[str], *, sample_inside: bool = False) -> Head:
         """Records nothing."""
         return self.head
 

@@ -108,8 +108,8 @@ def interrupt(monkeypatch, charged, *, after):
     """Let the attempt's commit go through, do `after`, and end the driver unless `after` returns something."""
     commit = charged.commit
 
-    def committed(participants):
-        head = commit(participants)
+    def committed(participants, **options):
+        head = commit(participants, **options)
         if not after():
             raise DriverError
         return head

@@ -56,7 +56,13 @@ def job_of(run, monkeypatch, folder: Path) -> Job:
     unused: Any = None
     begun = Begun(RunDirectory(folder, run.name), unused, run, unused, unused, unused)
     monkeypatch.setattr(Job, "_hold", lambda self, search: lose_the_vote(self.begun.run))
-    return Job(RECIPE, unused, EXPECTED, SimpleNamespace(clients=("a", "b", "c", "d")), begun)
+    return Job(
+        RECIPE,
+        unused,
+        EXPECTED,
+        SimpleNamespace(clients=("a", "b", "c", "d"), check_candidate=lambda config: None),
+        begun,
+    )
 
 
 def test_the_run_is_closed_and_another_name_votes_again(population, monkeypatch, tmp_path):

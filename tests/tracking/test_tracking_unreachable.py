@@ -147,6 +147,7 @@ def test_writers_at_once_all_arrive(store, tmp_path):
         assert store.points(store.runs(name)["experiment"][0], "round/clients") == expected
 
 
+@pytest.mark.slow
 def test_a_server_stopped_midway_and_started_again(store, tmp_path, free_port, tracker_of, warnings):
     assert tracker_of("before", store.uri, tmp_path / "before").finish()
     uri = f"http://127.0.0.1:{free_port}"

@@ -72,7 +72,7 @@ def _kept(
     """Arrays of a file in the cache, which is written whole or not at all."""
     place = cache / f"{'-'.join(str(part) for part in condition.key)}{what}.npz"
     if place.is_file():
-        with np.load(place) as arrays:
+        with np.load(place, allow_pickle=False) as arrays:
             return dict(arrays)
     found = compute()
     place.parent.mkdir(parents=True, exist_ok=True)

@@ -275,6 +275,7 @@ def test_a_part_of_the_account_leaves_the_rest(carry_out, tmp_path):
     assert float(second.statement["remaining"]["share"]) <= 1e-12
 
 
+@pytest.mark.slow
 def test_an_iteration_that_cannot_be_evaluated_stops_the_run_and_does_not_end_it(carry_out, tmp_path, monkeypatch):
     from dpray.experiments.central import paraboloid
     from dpray.searchers.errors import SearchUnfinished
