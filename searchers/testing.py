@@ -44,7 +44,7 @@ class SearcherConformance:
     """What Tune and its users may expect of a private search.
 
     Attributes:
-        space: a small nested space whose points the search can evaluate.
+        space: a small nested space whose points the search can evaluate, in four suggestions or more.
         seconds: limit for one experiment, generous: it only has to tell an end from a hang.
         needs_ray: whether `make_search` needs a running Ray.
     """

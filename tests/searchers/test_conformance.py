@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -67,6 +67,8 @@ class TestDPHypeSearch(SearcherConformance):
 
 @pytest.mark.slow
 class TestSeveralCandidatesATrial(TestDPHypeSearch):
+    space: ClassVar[dict[str, Any]] = {"lr": tune.choice([0.1, 0.15, 0.2, 0.25, 0.3]), "model": SPACE["model"]}
+
     def make_search(self, directory: Path, space: Mapping[str, Any] | None) -> PrivateSearcher:
         return search_with_clients(directory, space, candidates_per_trial=2)
 
