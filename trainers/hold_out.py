@@ -16,9 +16,10 @@ the model raises on) counts as wrong. The other coordinates are zeros with noise
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dpray.platform.cohort.client import ClientTask, Records
 from dpray.platform.cohort.queries import GradientSum
@@ -26,7 +27,7 @@ from dpray.platform.cohort.sums import ClientSum
 from dpray.platform.privacy.budget import to_mu
 from dpray.platform.privacy.ledger import PlannedRelease, ReleaseKey
 from dpray.platform.privacy.mechanisms import ClippedSum, Regime, Unit
-from dpray.trainers.models import FloatArray, Model
+from dpray.trainers.models import BoolArray, FloatArray, Model
 
 if TYPE_CHECKING:
     from dpray.platform.cohort import Cohort
@@ -44,7 +45,8 @@ class Correct(ClientTask):
         model: whose predictions.
 
     *Guarantee.* Replacing one record of a client by anything moves `clipped_sum` by at most 1, and no other record's
-    part of it: a bad record is replaced by zeros in its place, so that the others are predicted as they were.
+    part of it: a bad record is replaced by zeros in its place, so that the others are predicted as they were. Asked of
+    the model: a prediction depends on its record alone, as those of `LinearHead` and `TorchModule` do.
     """
 
     def __init__(self, model: Model) -> None:
@@ -56,11 +58,29 @@ class Correct(ClientTask):
         if clip != _HALF:
             raise ValueError(f"Right predictions are counted with a clip of {_HALF}, and {clip} was given.")
         good = self.model.usable(records)
-        x = np.where(good.reshape(-1, *[1] * (records.x.ndim - 1)), records.x, 0)
-        right = (self.model.predict(theta, x) == records.y.reshape(-1)) & good
+        try:
+            predicted = self.model.predict(theta, _zeroed(records.x, ~good))
+        except Exception:  # at this θ the model raises on a record: each is tried alone, and those are bad, too
+            good = good & np.array(
+                [self._answers(theta, records.x[j : j + 1]) for j in range(len(records))], dtype=bool
+            )
+            predicted = self.model.predict(theta, _zeroed(records.x, ~good))
+        right = (predicted == records.y.reshape(-1)) & good
         total = np.zeros(self.dimension)
         total[0] = np.where(right, _HALF, -_HALF).sum()
         return total
+
+    def _answers(self, theta: FloatArray, x: NDArray[Any]) -> bool:
+        try:
+            self.model.predict(theta, x)
+        except Exception:
+            return False
+        return True
+
+
+def _zeroed(x: NDArray[Any], bad: BoolArray) -> NDArray[Any]:
+    """Features with bad records replaced by zeros in their places."""
+    return np.where(bad.reshape(-1, *[1] * (x.ndim - 1)), 0, x)
 
 
 @dataclass(frozen=True)

@@ -175,25 +175,20 @@ class TorchModule(Model):
         return np.asarray(sums[0] / max(counted, 1))
 
     def logits(self, theta: FloatArray, x: NDArray[Any]) -> FloatArray:
-        """Scores of the classes in evaluation mode, (n, K)."""
+        """Scores of the classes in evaluation mode, (n, K): each record alone, as in training."""
         import torch
 
         parts = self._parts
         parameters = self._parameters(theta)
-        found = []
+        found = [torch.zeros(0, self.classes, dtype=torch.float64)]
         with torch.no_grad():
-            for i in range(0, max(len(x), 1), 1024):
+            for i in range(0, len(x), 1024):
                 rows = torch.tensor(np.asarray(x[i : i + 1024], dtype=np.float32), device=parts.device)
                 with seeded(_number(f"{self.seed}:logits:{i}"), parts.device):
                     module = fresh(parts.module, parameters)
                     module.eval()
-                    found.append(module(rows).double().cpu())
-        z = torch.cat(found).numpy()
-        if z.shape != (len(x), self.classes):
-            raise ValueError(
-                f"The module made outputs of shape {z.shape}; {self.classes} classes need ({len(x)}, {self.classes})."
-            )
-        return np.asarray(z)
+                    found.append(_each(module, rows, self.classes).double().cpu())
+        return np.asarray(torch.cat(found).numpy())
 
     def _sums(self, theta: FloatArray, stack: Stack, limit: float | None) -> tuple[FloatArray, int]:
         """Sums of gradients clipped to the limit, of each client (clients, d), and how many records count."""
@@ -346,11 +341,7 @@ def _split(factory: Callable[[], nn.Module], classes: int, seed: int, device: st
     fresh(module)  # refuses one that cannot be copied, before anything is spent
 
     def loss(copy: nn.Module, parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        output = torch.func.functional_call(copy, parameters, (x[None],))
-        if output.shape != (1, classes):
-            raise ValueError(
-                f"The module made outputs of shape {tuple(output.shape)} of one record, not (1, {classes})."
-            )
+        output = _of_one(torch.func.functional_call(copy, parameters, (x[None],)), classes)
         return torch.nn.functional.cross_entropy(output, y[None])
 
     return _Functional(
@@ -363,6 +354,20 @@ def _split(factory: Callable[[], nn.Module], classes: int, seed: int, device: st
         device=place,
         random=any("Dropout" in kind.__name__ for part in module.modules() for kind in type(part).__mro__),
     )
+
+
+def _each(module: nn.Module, x: Tensor, classes: int) -> Tensor:
+    """Outputs of the module, (n, K), each from one record: what mixes a batch finds one record in it."""
+    import torch
+
+    return torch.func.vmap(lambda row: _of_one(module(row[None]), classes)[0], randomness="different")(x)
+
+
+def _of_one(output: Tensor, classes: int) -> Tensor:
+    """What a module made of a batch of one record, (1, K)."""
+    if output.shape != (1, classes):
+        raise ValueError(f"The module made outputs of shape {tuple(output.shape)} of one record, not (1, {classes}).")
+    return output
 
 
 def _weights(found: Tensor, good: Tensor, limit: float | None) -> Tensor:

@@ -252,7 +252,7 @@ def test_refusals():
     with pytest.raises(ValueError, match="nothing to train"):
         TorchModule(nn.ReLU, K)
     model = TorchModule(mlp, 5)
-    with pytest.raises(ValueError, match=r"outputs of shape \(3, 4\); 5 classes"):
+    with pytest.raises(ValueError, match=r"outputs of shape \(1, 4\) of one record, not \(1, 5\)"):
         model.evaluate(model.initial(), some_records(3))
 
 

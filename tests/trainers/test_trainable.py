@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 
+from dpray.platform.cohort.client import Records
 from dpray.platform.privacy import gdp
 from dpray.platform.privacy.budget import Budget, to_mu
 from dpray.platform.privacy.ledger import BudgetExceeded, Ledger
@@ -17,6 +18,7 @@ from dpray.trainers.fedgd import DPFedGDTrainer, FedGDSettings
 from dpray.trainers.hold_out import Correct, HoldOut
 from dpray.trainers.models import LinearHead
 from dpray.trainers.slots import SlotsTaken
+from dpray.trainers.torch_module import TorchModule
 from dpray.trainers.trainable import TrainerTuning, search_epsilon
 
 T, F, K = 3, 4, 3
@@ -171,6 +173,42 @@ def test_a_held_out_score_is_a_release_of_its_own(make, alone_cohort, make_blobs
 
 
 POISONS = [np.nan, np.inf, -np.inf, 1e30, 1e300, 0.0]
+
+
+class Raises(LinearHead):
+    """Raises on a record of sevens, at whatever parameters it is asked."""
+
+    def predict(self, theta, x):
+        if (x == 7).all(axis=1).any():
+            raise ValueError("a seven")
+        return super().predict(theta, x)
+
+
+def centring():
+    """A module that takes the mean of its batch away: alone, every record is its own mean."""
+    torch = pytest.importorskip("torch")
+
+    class Centring(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = torch.nn.Linear(F, K)
+
+        def forward(self, x):
+            return self.head(x - x.mean(0, keepdim=True))
+
+    return TorchModule(Centring, K)
+
+
+@pytest.mark.parametrize(("make_model", "value"), [(lambda: Raises(F, K), 7.0), (centring, 1e6)])
+def test_no_model_lets_a_held_out_record_reach_the_others(make_blobs, make_model, value):
+    model, records = make_model(), make_blobs(40, 3)
+    theta = np.random.default_rng(0).normal(size=model.dimension)
+    told = Records(records.x, model.predict(theta, records.x))  # all right: what else is predicted is seen
+    x = records.x.copy()
+    x[3] = value
+    one, other = (Correct(model).clipped_sum(theta, each, 0.5) for each in (told, Records(x, told.y)))
+    assert one[0] == 20
+    assert other[0] >= 19
 
 
 @pytest.mark.parametrize("label", [0, 2, 7, -1])
