@@ -18,11 +18,15 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 
 from dpray.trainers.models import FloatArray
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 Weighting = Literal["records", "clients"]
+_Made = TypeVar("_Made", bound="DataclassInstance")
 
 
 @dataclass(frozen=True)
@@ -87,19 +91,7 @@ class Settings(ABC):
         Raises:
             ValueError: for a name that is no setting, with the nearest one; for one that is missing.
         """
-        merged = {**(defaults or {}), **config}
-        known = {each.name: each for each in fields(cls)}
-        for name in merged:
-            if name not in known:
-                nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
-                raise ValueError(
-                    f"`{name}` is not a setting of {cls.algorithm}; did you mean `{nearest}`? "
-                    f"Known: {', '.join(known)}."
-                )
-        missing = [name for name, each in known.items() if each.default is MISSING and name not in merged]
-        if missing:
-            raise ValueError(f"{cls.algorithm} needs `{'`, `'.join(missing)}`, in the candidate or in the defaults.")
-        return cls(**merged)
+        return from_names(cls, cls.algorithm, config, defaults)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values by name; what `from_config` takes."""
@@ -123,6 +115,26 @@ class Settings(ABC):
     def diagnostics(self, state: ServerState, t: int) -> dict[str, float]:
         """Released values worth a curve, from the state after step t; names as in the tracker's allow-list."""
         return {}
+
+
+def from_names(kind: type[_Made], whose: str, config: Mapping[str, Any], defaults: Mapping[str, Any] | None) -> _Made:
+    """A dataclass from values by name, laid over defaults.
+
+    Raises:
+        ValueError: as `Settings.from_config`; `whose` settings they are is named.
+    """
+    merged = {**(defaults or {}), **config}
+    known = {each.name: each for each in fields(kind)}
+    for name in merged:
+        if name not in known:
+            nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
+            raise ValueError(
+                f"`{name}` is not a setting of {whose}; did you mean `{nearest}`? Known: {', '.join(known)}."
+            )
+    missing = [name for name, each in known.items() if each.default is MISSING and name not in merged]
+    if missing:
+        raise ValueError(f"{whose} needs `{'`, `'.join(missing)}`, in the candidate or in the defaults.")
+    return kind(**merged)
 
 
 def positive(value: object) -> bool:

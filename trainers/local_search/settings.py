@@ -11,11 +11,12 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self
+
+from dpray.trainers.settings import from_names
 
 Score = Literal["accuracy", "loss"]
 
@@ -61,18 +62,7 @@ class LocalTraining:
         Raises:
             ValueError: for a name that is no setting, with the nearest one; for one that is missing or out of range.
         """
-        merged, known = {**(defaults or {}), **config}, {each.name: each for each in fields(cls)}
-        for name in merged:
-            if name not in known:
-                nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
-                raise ValueError(
-                    f"`{name}` is not a setting of a client's own training; did you mean `{nearest}`? "
-                    f"Known: {', '.join(known)}."
-                )
-        missing = [name for name, each in known.items() if each.default is MISSING and name not in merged]
-        if missing:
-            raise ValueError(f"A client's own training needs `{'`, `'.join(missing)}`.")
-        return cls(**merged)
+        return from_names(cls, "a client's own training", config, defaults)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values by name; what `from_config` takes."""
