@@ -55,6 +55,17 @@ class RowSum(ClientTask):
         return -abs(config["target"] - records.x.mean()) + config.get("jitter", 0.0) * rng.random()
 
 
+def end_for_good(ray, handles):
+    """End hosts, and wait until they are: Ray does it some time after it was told to."""
+    for handle in handles:
+        ray.kill(handle)
+        try:
+            while True:
+                ray.get(handle.ready.remote())
+        except ray.exceptions.RayActorError:
+            continue
+
+
 def records(seed=0, rows=5, label=0):
     rng = np.random.default_rng(seed)
     return Records(rng.standard_normal((rows, DIMENSION)), np.full(rows, label))

@@ -12,7 +12,7 @@ from dpray.platform.privacy.ledger import Ledger, LedgerTampered, ReleaseKey, ba
 from dpray.platform.privacy.mechanisms import Regime, TopKVotes, Unit
 from dpray.platform.privacy.noise import NoiseSource, from_grid, to_grid
 
-from .conftest import CLIP, DIMENSION, SEARCH, RowSum, gradient_mechanism, opened_run, records, shards_of
+from .conftest import CLIP, DIMENSION, SEARCH, RowSum, end_for_good, gradient_mechanism, opened_run, records, shards_of
 
 THETA = np.zeros(DIMENSION)
 QUERY = GradientSum(THETA, CLIP)
@@ -287,7 +287,7 @@ def test_a_site_that_cannot_load_is_named_without_what_its_loader_said(build):
 def test_a_quorum_that_is_not_met_reveals_nothing_and_commits_to_nobody(build, by_value, attempt, tmp_path):
     mechanism, cohort = gradient_mechanism(4), build(shards_of(4), actors=2)
     cohort.start()
-    by_value.kill(cohort._running.handles[0])
+    end_for_good(by_value, [cohort._running.handles[0]])
     with pytest.raises(QuorumLost, match="2 clients answered, and the quorum is 4") as caught:
         cohort.sum(attempt(QUERY, mechanism), QUERY, mechanism, Regime.DISTRIBUTED)
     assert (caught.value.answered, caught.value.quorum) == (2, 4)
@@ -301,7 +301,7 @@ def test_a_quorum_that_is_not_met_reveals_nothing_and_commits_to_nobody(build, b
 def test_with_enough_clients_left_a_lost_host_is_a_dropout(build, by_value, attempt, regime):
     mechanism, cohort = gradient_mechanism(4), build(shards_of(4), actors=2, quorum=2)
     cohort.start()
-    by_value.kill(cohort._running.handles[0])
+    end_for_good(by_value, [cohort._running.handles[0]])
     result = cohort.sum(attempt(QUERY, mechanism, regime=regime), QUERY, mechanism, regime)
     assert result.participants == ("client-002", "client-003")
     assert result.records == 10

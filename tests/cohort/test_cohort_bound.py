@@ -12,7 +12,7 @@ from dpray.platform.privacy.ledger import KeyConflict, Ledger, LedgerError, Rele
 from dpray.platform.privacy.mechanisms import Regime, Unit
 from dpray.platform.privacy.noise import SEEDED, NoiseSource
 
-from .conftest import CLIP, DIMENSION, TRUST, RowSum, gradient_mechanism, opened_run, records, shards_of
+from .conftest import CLIP, DIMENSION, TRUST, RowSum, end_for_good, gradient_mechanism, opened_run, records, shards_of
 
 QUERY = GradientSum(np.zeros(DIMENSION), CLIP)
 MECHANISM = gradient_mechanism(4)
@@ -177,7 +177,7 @@ def test_a_sum_that_failed_may_be_made_again_by_the_same_attempt(build, by_value
     cohort = build(actors=2, quorum=3)
     cohort.start()
     charged = attempt(QUERY, MECHANISM, regime=CENTRAL)
-    by_value.kill(cohort._running.handles[0])
+    end_for_good(by_value, [cohort._running.handles[0]])
     with pytest.raises(CohortError, match="quorum"):
         total(cohort, charged, CENTRAL)
     cohort.close()

@@ -16,7 +16,7 @@ from dpray.platform.privacy.ledger import ReleaseLost
 from dpray.platform.privacy.mechanisms import Regime
 from dpray.platform.privacy.noise import NoiseSource
 
-from .conftest import CLIP, DIMENSION, SEARCH, RowSum, gradient_mechanism, records, shards_of
+from .conftest import CLIP, DIMENSION, SEARCH, RowSum, end_for_good, gradient_mechanism, records, shards_of
 
 THETA = np.zeros(DIMENSION)
 QUERY = GradientSum(THETA, CLIP)
@@ -142,7 +142,7 @@ def test_a_driver_that_died_after_the_reveal_gets_the_same_bytes_in_any_layout(b
 def test_a_committed_set_is_repeated_even_when_more_clients_are_back(build, by_value, attempt):
     mechanism, cohort = gradient_mechanism(4), build(shards_of(4), actors=2, quorum=2)
     cohort.start()
-    by_value.kill(cohort._running.handles[1])
+    end_for_good(by_value, [cohort._running.handles[1]])
     first = cohort.sum(attempt(QUERY, mechanism), QUERY, mechanism, Regime.DISTRIBUTED)
     cohort.close()
     again = build(shards_of(4), actors=1, quorum=2)
@@ -178,7 +178,7 @@ def test_a_committed_release_is_lost_when_a_host_cannot_be_had_any_more(build, b
     mechanism, cohort = gradient_mechanism(4), build(shards_of(4), actors=2, quorum=2)
     cohort.start()
     charged = attempt(QUERY, mechanism)
-    interrupt(monkeypatch, charged, after=lambda: by_value.kill(cohort._running.handles[0]) or True)
+    interrupt(monkeypatch, charged, after=lambda: end_for_good(by_value, [cohort._running.handles[0]]) or True)
     with pytest.raises(ReleaseLost, match="its charge stands"):
         cohort.sum(charged, QUERY, mechanism, Regime.DISTRIBUTED)
 

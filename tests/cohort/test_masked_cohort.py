@@ -31,7 +31,18 @@ from dpray.platform.privacy.ledger import ReleaseKey, ReleaseLost
 from dpray.platform.privacy.mechanisms import Regime, TopKVotes, Unit
 from dpray.platform.privacy.noise import NoiseSource, from_grid, to_grid
 
-from .conftest import CLIP, DIMENSION, SEARCH, RowSum, ask, client_names, gradient_mechanism, records, shards_of
+from .conftest import (
+    CLIP,
+    DIMENSION,
+    SEARCH,
+    RowSum,
+    ask,
+    client_names,
+    end_for_good,
+    gradient_mechanism,
+    records,
+    shards_of,
+)
 
 THETA = np.zeros(DIMENSION)
 QUERY = GradientSum(THETA, CLIP)
@@ -91,17 +102,6 @@ def kill(cohort, *clients):
     for process, names in cohort.processes().items():
         if set(names) & set(clients):
             os.kill(process, signal.SIGKILL)
-
-
-def end_for_good(ray, handles):
-    """End hosts, and wait until they are: Ray does it some time after it was told to."""
-    for handle in handles:
-        ray.kill(handle)
-        try:
-            while True:
-                ray.get(handle.ready.remote())
-        except ray.exceptions.RayActorError:
-            continue
 
 
 @pytest.fixture
