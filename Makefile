@@ -44,7 +44,7 @@ lint: $(STAMP)
 	@test ! -e platform/__init__.py || { echo "platform/__init__.py shadows the standard library's platform: remove it."; exit 1; }
 
 # Type checkers and import-linter cannot follow an editable install of mapped folders: they look at the wheel.
-$(WHEEL): $(STAMP) $(shell find platform searchers trainers experiments -name '*.py' -o -name '*.yaml' -o -name py.typed)
+$(WHEEL): $(STAMP) $(shell find platform searchers trainers experiments -name '*.py' -o -name '*.pyi' -o -name '*.yaml' -o -name py.typed)
 	@mkdir -p .cache; rm -rf build .cache/dist $(WHEEL)
 	@$(BIN)/python -m pip wheel -q --no-deps --no-build-isolation -w .cache/dist . 2>.cache/wheel.log || { cat .cache/wheel.log; exit 1; }
 	@$(BIN)/python -m pip install -q --no-deps --target $(WHEEL) .cache/dist/dpray-*.whl

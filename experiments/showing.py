@@ -13,19 +13,12 @@ from dpray.experiments.plan import Forecast
 from dpray.experiments.runs import RunDirectory
 from dpray.experiments.standing import in_workspace
 from dpray.platform.privacy.mechanisms import vote_failure_bound
-from dpray.platform.tracking import DECLARED, NullTracker, RunView, Tracker, Unreachable, check_uri, replay
+from dpray.platform.tracking import NullTracker, RunView, Tracker, Unreachable, check_uri, replay
 from dpray.platform.tracking.spool import Spool
 
 if TYPE_CHECKING:
     from dpray.platform.privacy.ledger import Account, Ledger, Run, Statement
     from dpray.searchers.hype import DPHypeSearch
-
-
-_DIAGNOSTICS = {
-    "round/signal_to_noise": "estimate of the signal in the noised mean gradient over its noise",
-    "round/momentum_over_rho": "squared length of DP-FedSOFIM's momentum over its damping",
-}
-"""What the trainers derive from released gradients."""
 
 
 def checked_uri(recipe: AnyRecipe, workspace: Path, *, cluster: bool) -> str | None:
@@ -71,7 +64,6 @@ class Showing:
                 experiment=experiment,
                 tags=tags,
                 resume=resumed,
-                declared=DECLARED.extended(released=_DIAGNOSTICS),
             )
         self.root.params(recipe.model_dump(exclude={"description", "tracking", "ledger"}, exclude_none=True))
         self.root.stamps(stamps)

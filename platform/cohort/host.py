@@ -264,10 +264,10 @@ class Host:
             make = partial(self.generator, client, "score", *run)
             new[client] = rehearsal.scores(client, self._shards[self._place[client]], missing, make)
             if time.monotonic() - kept_at > _FLUSH_SECONDS:
-                self._journal.keep_all_scores(run, digests, new)
+                self._journal.keep_scores(run, digests, new)
                 new, kept_at = {}, time.monotonic()
         if new:
-            self._journal.keep_all_scores(run, digests, new)
+            self._journal.keep_scores(run, digests, new)
         return len(self._spec.clients)
 
     def forget(self, run: tuple[str, str]) -> None:

@@ -119,11 +119,7 @@ class SiteFile:
         ):
             yield candidate, client, float("nan") if score is None else score
 
-    def keep_scores(self, run: tuple[str, str], candidate: int, config: str, scores: Mapping[str, float]) -> None:
-        """Keep the scores of one candidate, in one transaction."""
-        self.keep_all_scores(run, {candidate: config}, {client: {candidate: score} for client, score in scores.items()})
-
-    def keep_all_scores(
+    def keep_scores(
         self, run: tuple[str, str], configs: Mapping[int, str], scores: Mapping[str, Mapping[int, float]]
     ) -> None:
         """Keep scores of several candidates (`configs`: their digests) by client, in one transaction."""

@@ -355,7 +355,7 @@ def test_a_file_of_before_gets_the_index(journal):
 
 
 def test_scores_come_back_for_their_own_configuration_only(journal):
-    journal.keep_scores(SEARCH, 3, "one", {"a": 0.5, "b": float("nan")})
+    journal.keep_scores(SEARCH, {3: "one"}, {"a": {3: 0.5}, "b": {3: float("nan")}})
     again = reopened(journal)
     found = again.scores(SEARCH, 3, "one")
     assert found["a"] == 0.5
@@ -367,10 +367,10 @@ def test_scores_come_back_for_their_own_configuration_only(journal):
 
 
 def test_scores_of_one_population_are_not_those_of_another(journal):
-    journal.keep_scores(("one", "search"), 0, "same", {"a": 0.5})
+    journal.keep_scores(("one", "search"), {0: "same"}, {"a": {0: 0.5}})
     assert journal.scores(("two", "search"), 0, "same") == {}
     assert list(journal.all_scores(("two", "search"))) == []
-    journal.keep_scores(("two", "search"), 0, "same", {"a": 0.25})
+    journal.keep_scores(("two", "search"), {0: "same"}, {"a": {0: 0.25}})
     journal.forget_scores(("two", "search"))
     assert list(journal.all_scores(("one", "search"))) == [(0, "a", 0.5)]
 
@@ -382,7 +382,7 @@ def test_a_file_whose_scores_name_no_population_is_taken_over_without_them(journ
     seeds = journal.enrol(ABC)
     again = reopened(journal)
     assert list(again.all_scores(SEARCH)) == []
-    again.keep_scores(SEARCH, 0, "same", {"a": 0.5})
+    again.keep_scores(SEARCH, {0: "same"}, {"a": {0: 0.5}})
     assert again.scores(SEARCH, 0, "same") == {"a": 0.5}
     assert again.enrol(ABC) == seeds
     again.close()

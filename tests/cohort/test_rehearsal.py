@@ -133,7 +133,7 @@ def test_scores_of_a_long_pass_are_kept_on_the_way(make_host, monkeypatch):
     monkeypatch.setattr("dpray.platform.cohort.host._FLUSH_SECONDS", 0.0)
 
     host = make_host(shards_of(4), task=Together())
-    keep = host._journal.keep_all_scores
+    keep = host._journal.keep_scores
     kept = []
 
     def counted(run, digests, scores):
@@ -142,7 +142,7 @@ def test_scores_of_a_long_pass_are_kept_on_the_way(make_host, monkeypatch):
         if len(kept) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(host._journal, "keep_all_scores", counted)
+    monkeypatch.setattr(host._journal, "keep_scores", counted)
     with pytest.raises(KeyboardInterrupt):
         host.evaluate_all(SEARCH, CONFIGS)
     assert kept == [EVERYONE[:1], EVERYONE[1:2]]

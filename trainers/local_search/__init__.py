@@ -13,38 +13,6 @@
 Names are imported when they are first used: the package is quick to import and loads no torch.
 """
 
-from __future__ import annotations
+import lazy_loader
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from dpray.trainers.local_search.mlp import StackedMLP as StackedMLP
-    from dpray.trainers.local_search.module import StackedModule as StackedModule
-    from dpray.trainers.local_search.settings import EarlyStopping as EarlyStopping
-    from dpray.trainers.local_search.settings import LocalTraining as LocalTraining
-    from dpray.trainers.local_search.settings import Validation as Validation
-    from dpray.trainers.local_search.stacked import StackedModel as StackedModel
-    from dpray.trainers.local_search.task import LocalSearchTask as LocalSearchTask
-
-_HOMES = {
-    "EarlyStopping": "settings",
-    "LocalSearchTask": "task",
-    "LocalTraining": "settings",
-    "StackedMLP": "mlp",
-    "StackedModel": "stacked",
-    "StackedModule": "module",
-    "Validation": "settings",
-}
-
-__all__ = sorted(_HOMES)  # noqa: PLE0605
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,12 @@
+from .base import PrivateSearcher as PrivateSearcher
+from .differences import FiniteDifferenceSearch as FiniteDifferenceSearch
+from .differences import SPSASearch as SPSASearch
+from .errors import SearchError as SearchError
+from .errors import SearchUnfinished as SearchUnfinished
+from .errors import SpaceError as SpaceError
+from .gibo import DPGIBOSearch as DPGIBOSearch
+from .gibo import GIBOSearch as GIBOSearch
+from .global_bo import GlobalBOSearch as GlobalBOSearch
+from .hype import DPHypeSearch as DPHypeSearch
+from .private_random import PrivateRandomSearch as PrivateRandomSearch
+from .score import release_score as release_score
