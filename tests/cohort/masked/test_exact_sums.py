@@ -11,10 +11,14 @@ from dpray.platform.cohort.masked.parameters import parameters
 
 from .conftest import Sum, session, vectors
 
-CASES = settings(
-    max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
-)
+CASES = pytest.mark.parametrize("cases", [100, pytest.param(500, marks=pytest.mark.slow)])
 BEFORE = ("advertise", "share", "mask")
+
+
+def try_out(cases, attack):
+    """Have hypothesis look for a case that fails."""
+    relaxed = [HealthCheck.too_slow, HealthCheck.filter_too_much]
+    settings(max_examples=cases, deadline=None, suppress_health_check=relaxed)(given(data=st.data())(attack))()
 
 
 @st.composite
@@ -42,36 +46,41 @@ def spread(draw, order, number, phases):
 
 
 @CASES
-@given(data=st.data())
-def test_the_sum_over_survivors_is_exact_for_losses_in_every_phase(data):
-    of, order = data.draw(cohorts())
-    number = data.draw(st.integers(0, of.clients - of.quorum))
-    phases = (*BEFORE, "agree", "unmask") if of.active else (*BEFORE, "unmask")
-    lost = spread(data.draw, order, number, phases)
-    masked = Sum(of, vectors(of, number, 2**20), lost)
-    total = masked.total()
-    gone = set().union(*(lost[phase] for phase in BEFORE))
-    survivors = sorted(set(range(of.clients)) - gone)
-    assert list(masked.survivors.members) == survivors
-    np.testing.assert_array_equal(total, masked.messages[survivors].sum(axis=0))
+def test_the_sum_over_survivors_is_exact_for_losses_in_every_phase(cases):
+    def attack(data):
+        of, order = data.draw(cohorts())
+        number = data.draw(st.integers(0, of.clients - of.quorum))
+        phases = (*BEFORE, "agree", "unmask") if of.active else (*BEFORE, "unmask")
+        lost = spread(data.draw, order, number, phases)
+        masked = Sum(of, vectors(of, number, 2**20), lost)
+        total = masked.total()
+        gone = set().union(*(lost[phase] for phase in BEFORE))
+        survivors = sorted(set(range(of.clients)) - gone)
+        assert list(masked.survivors.members) == survivors
+        np.testing.assert_array_equal(total, masked.messages[survivors].sum(axis=0))
+
+    try_out(cases, attack)
 
 
 @CASES
-@given(data=st.data())
-def test_with_one_party_too_few_nothing_is_opened(data):
+def test_with_one_party_too_few_nothing_is_opened(cases):
     """Lost before the unmasking: below the quorum no party gives a share. Lost in it: below t no secret is opened."""
-    of, order = data.draw(cohorts())
-    if data.draw(st.booleans()):
-        lost = spread(data.draw, order, of.clients - of.quorum + 1, BEFORE)
-    else:
-        found = parameters(of.clients, of.quorum, of.colluders, of.degree, of.active)
-        assume(found.complete)
-        lost = {"unmask": set(order[: of.clients - found.threshold + 1])}
-    masked = Sum(of, vectors(of), lost)
-    with pytest.raises(TooFew):
-        masked.total()
-    if "unmask" not in lost:
-        assert not any(type(message).__name__ == "Unmasking" for message in masked.record)
+
+    def attack(data):
+        of, order = data.draw(cohorts())
+        if data.draw(st.booleans()):
+            lost = spread(data.draw, order, of.clients - of.quorum + 1, BEFORE)
+        else:
+            found = parameters(of.clients, of.quorum, of.colluders, of.degree, of.active)
+            assume(found.complete)
+            lost = {"unmask": set(order[: of.clients - found.threshold + 1])}
+        masked = Sum(of, vectors(of), lost)
+        with pytest.raises(TooFew):
+            masked.total()
+        if "unmask" not in lost:
+            assert not any(type(message).__name__ == "Unmasking" for message in masked.record)
+
+    try_out(cases, attack)
 
 
 def test_losses_in_the_unmasking_are_borne_down_to_the_threshold():

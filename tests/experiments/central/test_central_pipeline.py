@@ -246,9 +246,16 @@ SEARCHES = {
     "private_random": ({"candidates": 6, "bound": 4.0, "points_per_trial": 6}, "winner", 1),
     "global_bo": ({"iterations": 2, "points_per_trial": 4}, "mean losses", 2),
 }
+DAILY = (
+    "private_random",
+    "global_bo",
+)  # DP-GIBO's whole run is in the tests above; the rest differ in their gradient only
 
 
-@pytest.mark.parametrize("algorithm", SEARCHES)
+@pytest.mark.parametrize(
+    "algorithm",
+    [pytest.param(name, marks=() if name in DAILY else pytest.mark.slow) for name in SEARCHES],
+)
 def test_every_search_runs_from_a_recipe(algorithm, carry_out, tmp_path):
     settings, mechanism, releases = SEARCHES[algorithm]
     without_noise = algorithm in ("gibo", "global_bo")
