@@ -1,4 +1,4 @@
-"""The README's examples run as they stand there, one after the other, in a fresh folder."""
+"""The README's examples run as they stand there, one after the other, in a fresh folder; so do the programs it names."""
 
 import os
 import re
@@ -16,16 +16,12 @@ def examples(text: str) -> list[str]:
     return BLOCK.findall(text)
 
 
-@pytest.mark.timeout(600)
-def test_the_examples_run(tmp_path):
-    blocks = examples(README.read_text(encoding="utf-8"))
-    assert len(blocks) >= 3, "The README shows a search, a training, and one's own data."
-    (tmp_path / "readme.py").write_text("\n".join(blocks), encoding="utf-8")
-    environment = {**os.environ, "HOME": str(tmp_path), "RAY_AUTH_MODE": "disabled"}
+def ran(folder: Path, *command: str) -> str:
+    environment = {**os.environ, "HOME": str(folder), "RAY_AUTH_MODE": "disabled"}
     environment.pop("RAY_ADDRESS", None)
     ended = subprocess.run(
-        [sys.executable, "readme.py"],
-        cwd=tmp_path,
+        [sys.executable, *command],
+        cwd=folder,
         env=environment,
         capture_output=True,
         text=True,
@@ -33,6 +29,25 @@ def test_the_examples_run(tmp_path):
         check=False,
     )
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
+    return ended.stdout
+
+
+@pytest.mark.timeout(600)
+def test_the_examples_run(tmp_path):
+    blocks = examples(README.read_text(encoding="utf-8"))
+    assert len(blocks) >= 3, "The README shows a search, a training, and a search where a curator is trusted."
+    (tmp_path / "readme.py").write_text("\n".join(blocks), encoding="utf-8")
+    ran(tmp_path, "readme.py")
+
+
+@pytest.mark.timeout(600)
+def test_ones_own_task_spends_its_budget_and_comes_near_the_truth(tmp_path):
+    said = ran(tmp_path, "-m", "dpray.experiments.examples.own_task")
+    theta = [float(number) for number in re.search(r"θ = \[(.*?)\]", said)[1].split()]
+    assert theta == pytest.approx(
+        [1.0, -2.0, 0.5], abs=0.3
+    )  # noise alone: std .05 a step, and half of what is left is undone
+    assert "spent ε = 3.00" in said
 
 
 def test_blocks_are_found():
