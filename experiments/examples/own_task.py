@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpray.platform.cohort import ClientTask, Cohort, GradientSum, Records
-from dpray.platform.privacy import Budget, ClippedSum, Regime
-from dpray.platform.privacy.ledger import Ledger, ReleaseKey
+from dpray.platform.privacy import Budget, ClippedSum, Regime, Unit
+from dpray.platform.privacy.budget import floor_quanta, split
+from dpray.platform.privacy.ledger import Attempt, Ledger, ReleaseKey
 from dpray.platform.privacy.mechanisms import clip_rows
 
 STEPS, RATE, CLIP = 20, 0.5, 1.0
@@ -26,7 +27,8 @@ class LeastSquares(ClientTask):
     def clipped_sum(self, theta: NDArray[np.float64], records: Records, clip: float) -> NDArray[np.float64]:
         """Sum of the records' clipped gradients."""
         gradients = (records.x @ theta - records.y)[:, None] * records.x
-        return clip_rows(gradients, clip).sum(axis=0)
+        total: NDArray[np.float64] = clip_rows(gradients, clip).sum(axis=0)
+        return total
 
 
 def made_up_sites(rows: int) -> dict[str, Records]:
@@ -40,19 +42,24 @@ def main() -> None:
     sites = made_up_sites(500)
     records = sum(len(site) for site in sites.values())  # public by declaration
     population = Ledger("sqlite:///ledger.db").population("people")
-    account = population.account("record", Budget(epsilon=3, delta=1e-5))
+    budget = Budget(epsilon=3, delta=1e-5)
+    account = population.account("record", budget)
     run = population.run("least-squares")
-    mechanism = ClippedSum(clip=CLIP, unit="record", dimension=3, records=records)
+    mechanism = ClippedSum(clip=CLIP, unit=Unit.RECORD, dimension=3, records=records)
     theta = np.zeros(3)
     with Cohort(LeastSquares(), sites, state_dir="sites/people") as cohort:
-        for step in range(STEPS):
+        for step, share in enumerate(split(floor_quanta(budget.mu), STEPS)):  # of the account's μ², exactly
             query = GradientSum(theta, clip=CLIP)
+
+            def compute(attempt: Attempt, query: GradientSum = query) -> NDArray[np.float64]:
+                return cohort.sum(attempt, query, mechanism, Regime.DISTRIBUTED).pack()
+
             release = run.release(
                 ReleaseKey("training", "gradients", step),
                 query.describe(),
                 mechanism,
-                account.budget.quanta // STEPS,  # of the account's μ²: equal shares
-                lambda attempt, query=query: cohort.sum(attempt, query, mechanism, Regime.DISTRIBUTED).pack(),
+                share,
+                compute,
                 trust=cohort.trust(Regime.DISTRIBUTED),
             )
             theta = theta - RATE * release.value[:3] / records

@@ -1,4 +1,4 @@
-"""The README's examples run as they stand there, one after the other, in a fresh folder; so do the programs it names."""
+"""The examples in the README run as they stand there, in a fresh folder; so do the programs it names."""
 
 import os
 import re
