@@ -96,7 +96,7 @@ class Material:
             task,
             self.shards,
             actors=given.actors if isinstance(given.actors, int) else "auto",
-            state_dir=sites / self.recipe.population.name,
+            state_dir=sites if given.sites else sites / self.recipe.population.name,
             noise=NoiseSource(self.recipe.noise.seed),
             quorum=given.quorum,
             colluders=given.colluders,

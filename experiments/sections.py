@@ -225,7 +225,8 @@ class Partition(Section):
 class Cap(Section):
     """The most a client itself agrees to, whatever the ledger says.
 
-    Its journal keeps the smallest cap it was ever given, per name of a population: a later recipe does not lift it.
+    Its journal keeps the smallest cap it was ever given: a later recipe does not lift it. A site's journal counts what
+    it is asked for any population; a simulated client has a journal for each.
     """
 
     epsilon: Positive

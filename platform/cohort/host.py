@@ -64,6 +64,7 @@ class HostSpec:
         noise: source of noise; a seeded one also gives the clients' private seeds (tests).
         cap: own lifetime budget of each client, or None.
         limit: seconds for one call of user code, or None.
+        site: whether the records are a real site's, whose journal answers for one population.
         masked: the masked sum that regime `distributed` uses; None: the trusted one.
         everyone: all clients of the cohort, in its order (for a masked sum), and
         colluders: how many of them may pool what they know.
@@ -80,6 +81,7 @@ class HostSpec:
     noise: NoiseSource
     cap: Budget | None
     limit: float | None
+    site: bool = False
     masked: Masked | None = None
     everyone: tuple[str, ...] = ()
     colluders: int = 1
@@ -100,7 +102,7 @@ class Host:
     def __init__(self, spec: HostSpec, secure_sum: Trusted | None = None) -> None:
         self._spec, self._sum = spec, secure_sum or Trusted()
         self._shards = _loaded(spec)
-        self._journal = self.journal_type(Path(spec.folder).expanduser() / "journal.db", spec.cap)
+        self._journal = self.journal_type(Path(spec.folder).expanduser() / "journal.db", spec.cap, site=spec.site)
         self._marker = Marker(marker_path(spec))
         self._place = {client: index for index, client in enumerate(spec.clients)}
         seeds = self._journal.enrol(spec.clients)

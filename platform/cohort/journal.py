@@ -4,7 +4,7 @@
 |----------|----------------------------------------------------------------------------------------------|
 | meta     | which ledger it belongs to, for ever, and the newest head of it (its *anchor*): another       |
 |          | ledger, an older copy, and a copy that went on otherwise are refused; the smallest cap agreed |
-|          | to (below)                                                                                    |
+|          | to, and the populations a site answers for (both below)                                       |
 | epochs   | newest lease of every run: an older one (a zombie driver) is refused                          |
 | clients  | μ² spent so far in quanta, against the site's own cap                                         |
 | groups   | lists of clients that answered together, by digest                                            |
@@ -27,9 +27,13 @@ revealing; that needs the site to be untrue to itself.
 started with holds, and a later recipe with a larger one, or with none, does not lift it. To lift it is an act of the
 site: with no host running, `sqlite3 journal.db "DELETE FROM meta WHERE name = 'cap'"`.
 
-A journal counts what is asked in its own folder. Under another population's name a pipeline uses another folder, with a
-count and a cap of its own: populations are disjoint people by assumption, which nothing here can check. A site that
-holds one population declares it once, under one name, and answers under that name only.
+**One site, one count.** A site's records are of the same people under whatever name of a population they are asked for.
+So a site has one journal, whatever the population is called, and with it one count and one cap, and it answers for the
+first population that it was asked for only: the same people as `Patients`, who were `patients` before, would have their
+budget a second time in the ledger. That a site really holds other people under another name, only its operator can say,
+where the journal is; count and cap stay one:
+`sqlite3 journal.db "UPDATE meta SET value = json_insert(value, '$[#]', 'staff') WHERE name = 'populations'"`.
+A pool's clients are simulated, and populations of one simulation may share a journal.
 
 Hosts of one node share the file; every method is one transaction (see `site_file`).
 """
@@ -65,10 +69,12 @@ class SiteJournal(SiteFile):
         cap: what each client of this site spends at most over its life, counted per release at μ² of one record
             (the finest unit: a client-level vote counts in full); None: none but what was agreed to before. The
             smallest one ever given holds.
+        site: whether it is a real site's, which answers for one population.
     """
 
-    def __init__(self, path: Path, cap: Budget | None = None) -> None:
+    def __init__(self, path: Path, cap: Budget | None = None, *, site: bool = False) -> None:
         super().__init__(path)
+        self._site = site
         if cap is not None:
             self._agree(cap)
         self._groups: dict[str, tuple[str, ...]] = {}
@@ -219,6 +225,9 @@ class SiteJournal(SiteFile):
     # inside a transaction
 
     def _lease(self, database: sqlite3.Connection, ticket: Ticket) -> None:
+        """Follow the newest lease of a run, of a population that these clients answer for."""
+        if self._site:
+            _answers_for(database, ticket.population)
         row = database.execute("SELECT epoch FROM epochs WHERE run = ?", (ticket.lease,)).fetchone()
         if row is not None and ticket.epoch < row[0]:
             raise JournalRefused(
@@ -343,6 +352,21 @@ def same_participants(ticket: Ticket, row: Row, participants: str) -> None:
             "conflict",
             f"{ticket.words} was revealed for one set of participants and asked for another: it is repeated over the "
             "first set, byte for byte, or not at all.",
+        )
+
+
+def _answers_for(database: sqlite3.Connection, population: str) -> None:
+    """Refuse another population than the first, or than those the site's operator has added."""
+    row = database.execute("SELECT value FROM meta WHERE name = 'populations'").fetchone()
+    if row is None:
+        database.execute("INSERT INTO meta VALUES ('populations', ?)", (json.dumps([population]),))
+    elif population not in (known := json.loads(row[0])):
+        raise JournalRefused(
+            "population",
+            f"A site that answers for the population {known[0]!r} was asked for {population!r}: its records are of the "
+            "same people under any name, and their budget would be spent a second time. Use the first name; or, if "
+            "the site holds other people under the second, have its operator allow it (see `dpray.platform.cohort."
+            "journal`).",
         )
 
 

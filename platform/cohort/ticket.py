@@ -17,8 +17,9 @@ class JournalRefused(Exception):
     """The journal's guard: a sentence without private values, and the `kind` of refusal for the driver.
 
     Kinds: `stale` (old lease), `head` (an older ledger, or one that has not said what it has at the entry `seen`),
-    `ledger` (another ledger, or one that was rewritten), `cap`, `conflict` (key used for something else), `lost` (a
-    committed key that cannot be repeated), `again` (prepare first: this process holds no message).
+    `ledger` (another ledger, or one that was rewritten), `population` (of another name than the site answers for),
+    `cap`, `conflict` (key used for something else), `lost` (a committed key that cannot be repeated), `again` (prepare
+    first: this process holds no message).
     """
 
     def __init__(self, kind: str, sentence: str, seen: int | None = None) -> None:

@@ -1,14 +1,20 @@
 """The journal: what clients remember and what they refuse because of it."""
 
 import multiprocessing
+import re
 import sqlite3
 import stat
+import tempfile
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from dpray.platform.cohort import journal as module
 from dpray.platform.cohort.journal import KEPT_STEPS, SiteJournal
 from dpray.platform.cohort.ticket import JournalRefused, LedgerEnd, Ticket, members_digest
 from dpray.platform.privacy.budget import Budget
@@ -311,6 +317,62 @@ def test_a_cap_stays_the_sites_whatever_a_later_recipe_says(tmp_path):
     with closing(sqlite3.connect(place)) as database, database:
         database.execute("DELETE FROM meta WHERE name = 'cap'")
     asked(Budget(10.0, 1e-5), 1, 1)
+
+
+TWINS = ("people", "People", "PEOPLE", "реople", "people ", "people-2", "peopIe")  # the р is Cyrillic
+
+
+@settings(max_examples=20)
+@given(asks=st.lists(st.tuples(st.sampled_from(TWINS), st.integers(10, 60), st.booleans()), max_size=8))
+def test_a_site_spends_one_cap_under_whatever_names_it_is_asked(asks):
+    """And answers under the first one only; hosts come and go between the asks, and some bring a larger cap."""
+    cap = Budget(1.0, 1e-5)
+    with tempfile.TemporaryDirectory() as folder:
+        place, spent = Path(folder) / "journal.db", 0
+        SiteJournal(place, cap, site=True).close()
+        for step, (population, hundredths, larger) in enumerate(asks):
+            quanta = hundredths * cap.quanta // 100
+            with closing(SiteJournal(place, Budget(9.0, 1e-5) if larger else None, site=True)) as journal:
+                journal.enrol(ABC)
+                asked = ticket(step, population=population, run=str(step), quanta=quanta)
+                first = population == asks[0][0]
+                if first and spent + quanta <= cap.quanta:
+                    journal.contribute(asked, ABC)
+                    spent += quanta
+                else:
+                    refused("cap" if first else "population", journal.contribute, asked, ABC)
+                assert journal.spent("a") == spent <= cap.quanta
+
+
+def test_only_a_sites_operator_has_it_answer_for_other_people_too(tmp_path):
+    place, cap = tmp_path / "journal.db", Budget(1.0, 1e-5)
+    with closing(SiteJournal(place, cap, site=True)) as journal:
+        journal.enrol(ABC)
+        journal.contribute(ticket(quanta=cap.quanta - 1), ABC)
+        other = ticket(population="staff", quanta=1)
+        sentence = refused("population", journal.contribute, other, ABC)
+        assert "answers for the population 'p' was asked for 'staff'" in sentence
+        refused("population", journal.prepare, other, ABC)
+        (statement,) = re.findall(r"sqlite3 journal.db \"(UPDATE .*)\"`", module.__doc__)
+        with closing(sqlite3.connect(place)) as database, database:
+            database.execute(statement)
+        journal.contribute(other, ABC)
+        assert journal.spent("a") == cap.quanta  # one count still
+        refused("cap", journal.contribute, ticket(1, population="staff", quanta=1), ABC)
+        refused("population", journal.contribute, ticket(1, population="others"), ABC)
+
+
+def test_a_refused_first_request_binds_a_site_to_nobody(tmp_path):
+    with closing(SiteJournal(tmp_path / "journal.db", Budget(1.0, 1e-5), site=True)) as journal:
+        journal.enrol(ABC)
+        refused("cap", journal.contribute, ticket(population="typo", quanta=None), ABC)
+        journal.contribute(ticket(), ABC)
+
+
+def test_populations_of_a_simulation_may_share_a_journal(journal):
+    reveal(journal, ticket())
+    reveal(journal, ticket(population="others"))
+    assert journal.spent("a") == 200
 
 
 def test_a_cap_is_checked_again_when_the_message_is_about_to_be_seen(tmp_path):
