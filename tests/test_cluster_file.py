@@ -1,5 +1,6 @@
 """`cluster.yaml` is a file that Ray's launcher accepts, and keeps the promises its comments make."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -42,3 +43,10 @@ def test_the_only_secret_travels_as_a_file_and_no_data_does(cluster: dict[str, d
 def test_jobs_find_ledger_and_mlflow_in_the_heads_environment(cluster: dict[str, list[str]]) -> None:
     assert "DPRAY_LEDGER=sqlite:///$HOME/" in starts(cluster)[0]
     assert "DPRAY_TRACKING=http://127.0.0.1:5000" in starts(cluster)[0]
+
+
+def test_a_machine_without_power_is_dead_for_ray_after_half_a_minute(cluster: dict[str, list[str]]) -> None:
+    """Every check fails at its time limit at the latest, and the next one follows a period later."""
+    given = {name: int(value) for name, value in re.findall(r"RAY_health_check_(\w+)=(\d+)", starts(cluster)[0])}
+    seconds = given["failure_threshold"] * (given["timeout_ms"] + given["period_ms"]) / 1000
+    assert 15 <= seconds <= 30  # neither after a pause of the network

@@ -24,6 +24,7 @@ from threadpoolctl import threadpool_limits
 from dpray.platform.cohort.client import IntArray, Records, Stack, site_stack
 from dpray.platform.cohort.errors import CohortError
 from dpray.platform.cohort.host import Host, HostSpec
+from dpray.platform.cohort.layout import CPU
 from dpray.platform.cohort.masked.messages import MaskedInput, Parcel, Roster, Shares, Unmasking
 from dpray.platform.cohort.masking import MaskingHost
 from dpray.platform.cohort.request import Message, Prepared, Ready, Refusal, Request
@@ -151,16 +152,17 @@ def _masking(host: Host) -> MaskingHost:
     return host
 
 
-def start_host(spec: HostSpec, *, namespace: str, resources: Mapping[str, float] | None) -> Any:
+def start_host(spec: HostSpec, *, namespace: str, needs: Mapping[str, float]) -> Any:
     """Create the actor of a host, named `spec.name` in `namespace`; it dies with the job.
 
     Args:
         spec: what it is made of.
         namespace: the cohort's own.
-        resources: None for a pool (one CPU each); else the labels that pin a site's actor (no CPU, or the site's
-            trials and its clients would wait for each other).
+        needs: a CPU for a host of a pool; the labels that pin a site's actor (no CPU, or the site's trials and its
+            clients would wait for each other).
     """
-    placed: dict[str, Any] = {"num_cpus": 1} if resources is None else {"num_cpus": 0, "resources": dict(resources)}
+    labels = {name: amount for name, amount in needs.items() if name != CPU}
+    placed: dict[str, Any] = {"num_cpus": needs.get(CPU, 0), "resources": labels}
     return (
         ray.remote(ClientHost)
         .options(name=spec.name, namespace=namespace, max_restarts=-1, max_task_retries=0, **placed)

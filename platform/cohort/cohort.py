@@ -38,6 +38,7 @@ from dpray.platform.cohort.errors import CohortError
 from dpray.platform.cohort.handle import CohortHandle
 from dpray.platform.cohort.host import HostSpec, marker_path
 from dpray.platform.cohort.layout import (
+    CPU,
     balanced,
     checked_clients,
     checked_resources,
@@ -68,22 +69,25 @@ class Cohort:
         shards: records by client (a pool), or a `Site` each.
         actors: number of pool actors, one CPU each; `auto`: one a CPU of the cluster. Sites have one each.
         state_dir: folder for journals, on the machine of each host (`~/…`: in the home there). Keep it with the
-            ledger: clients refuse an older or another ledger than the one their journals have seen.
+            ledger: clients refuse an older or another ledger than the one their journals have seen. One folder for
+            all that sites are ever asked, whatever the population: a site's own folder is in it, by its name.
         noise: source of noise; None: the operating system's. A seeded one is for tests and NOT PRIVATE.
         quorum: fewest clients that must answer; None: all.
         colluders: clients that may pool what they know; their noise is not counted on. At least 1: whoever takes part
             knows its own share of the noise and sees the released sum.
         cap: each client's own lifetime budget, counted at its site per release at the μ² of one record. The smallest
             one ever given for a journal holds: see `journal`.
-        timeout: seconds to wait for a host's answer to one call, on top of the longest that user code can take.
+        timeout: seconds to wait for a host's answer to one call, on top of the longest that user code can take; of one
+            whose node is dead for Ray, at most half a minute (see `dispatch`).
         limit: seconds one call of user code may take before its process is ended (see `confine`); None: timeout/8.
         secure_sum: for regime `distributed`. `trusted`: the server adds up the hosts' messages itself, a simulation;
             `masked`, or `Masked(degree=…)`: SecAgg+ between clients; a pool's hosts run it for each of theirs.
 
     Raises:
         CohortError: no clients, a client without records, records of different shapes, fewer clients than the quorum,
-            a quorum or colluders not above zero, resources the cluster does not have, numbers out of range; a masked
-            sum that could not both survive the losses and withstand the colluders.
+            a quorum or colluders not above zero, fewer sites than the quorum with their resources on the cluster, if it
+            runs already, numbers out of range; a masked sum that could not both survive the losses and withstand the
+            colluders.
     """
 
     def __init__(
@@ -127,7 +131,7 @@ class Cohort:
         self._running: _Running | None = None
         self._shown = Shown()
         if self.sites and ray.is_initialized():
-            checked_resources(self._sites)
+            checked_resources(self._sites, self.quorum)
 
     def __enter__(self) -> Cohort:
         self.start()
@@ -346,12 +350,10 @@ class Cohort:
             local_ray.join_or_start()
         name = f"dpray-cohort-{secrets.token_hex(8)}"
         specs = self._site_specs(name) if self.sites else self._pool_specs(name)
-        resources = [site.resources for site in self._sites.values()] if self.sites else [None] * len(specs)
-        handles = [
-            start_host(spec, namespace=name, resources=placed) for spec, placed in zip(specs, resources, strict=True)
-        ]
+        needs = tuple(dict(site.resources) for site in self._sites.values()) or ({CPU: 1.0},) * len(specs)
+        handles = [start_host(spec, namespace=name, needs=need) for spec, need in zip(specs, needs, strict=True)]
         sizes = tuple(len(spec.clients) for spec in specs)
-        dispatch = Dispatch(name, tuple(spec.name for spec in specs), self._timeout, sizes, self._limit)
+        dispatch = Dispatch(name, tuple(spec.name for spec in specs), self._timeout, sizes, self._limit, needs)
         dispatch.adopt(handles)
         members = Members(tuple(spec.clients for spec in specs), self.counts, self.quorum)
         self._running = _Running(dispatch, members, handles, specs)
@@ -396,7 +398,7 @@ class Cohort:
         up = running.members.of(answers)
         if len(up) < self.quorum:
             raise CohortError(
-                f"{len(up)} of {len(self.clients)} clients are up after {self._timeout:g} s, fewer than the quorum of "
+                f"{len(up)} of {len(self.clients)} clients have come up in time, fewer than the quorum of "
                 f"{self.quorum}. A pool host takes one free CPU of the Ray cluster, a site's host the site's resources."
             )
         if len({answer.features for answer in answers.values() if isinstance(answer, Ready)}) > 1:
@@ -412,7 +414,7 @@ class Cohort:
         return specs
 
     def _site_specs(self, name: str) -> list[HostSpec]:
-        checked_resources(self._sites)
+        checked_resources(self._sites, self.quorum)
         specs = []
         for index, (client, site) in enumerate(self._sites.items()):
             shard = SiteShard(site.load, site.records)
@@ -432,6 +434,7 @@ class Cohort:
             noise=self._noise,
             cap=self._cap,
             limit=self._limit,
+            site=self.sites,
             masked=self._sum if isinstance(self._sum, Masked) else None,
             everyone=self.clients if isinstance(self._sum, Masked) else (),
             colluders=self._colluders,

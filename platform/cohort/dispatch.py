@@ -6,13 +6,15 @@
 |                                        | `SPARE` times more                                                    |
 | no answer within the time limit        | dropout; later it must answer a ping first, within `GRACE` seconds    |
 | user code is slow, or kills the host   | waited for: the time limit is beyond the slowest it can be            |
-| the node is lost, nowhere to rebuild   | dropout at the time limit                                             |
+| the node is lost, nowhere to rebuild   | waited for `REPLACED` seconds after Ray has noticed; then a dropout   |
 | records cannot be loaded again         | dropout                                                               |
 | a guard refuses                        | `ClientsRefused`, with its sentence                                   |
 
 A repeated call is safe because nothing is seen before the journal has it. Who drops out must not depend on data, so
 attempts and time limits follow from public numbers: a host whose *user code* is slow, hangs or keeps killing it answers
-in the end (`confine.slowest`) and is no dropout.
+in the end (`confine.slowest`) and is no dropout. A lost node is none of user code's doing: how long it is waited for
+follows from what nodes Ray says are alive. Ray itself notices a machine without power, or out of reach, by its health
+checks: about a minute by default, half of that in the repository's `cluster.yaml`.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from ray.exceptions import (
     WorkerCrashedError,
 )
 
+from dpray.platform.cohort.layout import CPU, without_place
 from dpray.platform.cohort.request import Refusal
 from dpray.platform.confine import deaths_at_most, rehearsal_deaths, slowest
 
@@ -41,6 +44,10 @@ SPARE = 3
 _USER_CODE = frozenset({"contribute", "prepare", "evaluate_all"})
 GRACE = 5.0
 """Seconds that a host which had dropped out gets to show that it is back."""
+REPLACED = 30.0
+"""Seconds that a host without a node to run on is waited for: its machine may be started again, or another one."""
+_LOOK = 1.0
+"""Seconds between two looks at the nodes, while a host does not answer."""
 _LOST = (RayActorError, WorkerCrashedError, OutOfMemoryError, NodeDiedError, ObjectLostError, GetTimeoutError)
 
 
@@ -49,6 +56,7 @@ class _Pending:
     host: int
     ping: bool
     deadline: float | None
+    without_node: float | None = None
 
 
 @dataclass
@@ -60,6 +68,7 @@ class Dispatch:
         timeout: seconds to wait for an answer, on top of what user code may take.
         clients: number of clients of each host.
         limit: seconds that one call of user code may take.
+        needs: resources of each host's actor.
     """
 
     namespace: str
@@ -67,6 +76,7 @@ class Dispatch:
     timeout: float
     clients: tuple[int, ...]
     limit: float
+    needs: tuple[Mapping[str, float], ...]
     _handles: dict[int, Any] = field(default_factory=dict, repr=False)
     _absent: set[int] = field(default_factory=set)
 
@@ -89,17 +99,12 @@ class Dispatch:
         """
         answers: dict[int, Any] = {}
         attempts = dict.fromkeys(arguments, 0)
-        pending: dict[Any, _Pending] = {}
-        now = time.monotonic()
-        for host in arguments:
-            if host in self._absent:
-                self._submit(pending, host, None, now + min(GRACE, self.timeout))
-            else:
-                self._submit(
-                    pending, host, (method, arguments[host]), None if patient else now + self._time(method, host)
-                )
+        pending = self._asked(method, arguments, patient)
         while pending:
-            for reference in self._next(pending):
+            ready = self._next(pending)
+            if not ready:
+                self._note_nodes(pending)
+            for reference in ready:
                 state = pending.pop(reference)
                 try:
                     answer = ray.get(reference)
@@ -127,6 +132,18 @@ class Dispatch:
             if method != "ready":
                 del answers[host]
         return answers
+
+    def _asked(self, method: str, arguments: Mapping[int, tuple[Any, ...]], patient: bool) -> dict[Any, _Pending]:
+        """The calls; pings instead to hosts that had dropped out, and nothing to those that have no node still."""
+        pending, now = dict[Any, _Pending](), time.monotonic()
+        nowhere = set[int]() if self._absent.isdisjoint(arguments) else self._without_node()
+        for host in arguments:
+            if host not in self._absent:
+                deadline = None if patient else now + self._time(method, host)
+                self._submit(pending, host, (method, arguments[host]), deadline)
+            elif host not in nowhere or not self._pinned(host):
+                self._submit(pending, host, None, now + min(GRACE, self.timeout))
+        return pending
 
     def _forgiven(self, host: int, candidates: int) -> int:
         """Deaths of a host in one call after which it is asked again: by public numbers only."""
@@ -163,16 +180,35 @@ class Dispatch:
         return self._handles[host]
 
     def _next(self, pending: dict[Any, _Pending]) -> list[Any]:
+        """Answers that are there; none if there are none after a while."""
         deadlines = [state.deadline for state in pending.values() if state.deadline is not None]
-        wait = max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
-        ready, rest = ray.wait(list(pending), num_returns=1, timeout=wait)
+        wait = min([_LOOK, *(deadline - time.monotonic() for deadline in deadlines)])
+        ready, rest = ray.wait(list(pending), num_returns=1, timeout=max(0.0, wait))
         if ready and rest:
             ready += ray.wait(rest, num_returns=len(rest), timeout=0)[0]
         return list(ready)
 
+    def _note_nodes(self, pending: dict[Any, _Pending]) -> None:
+        """See which of the hosts that do not answer have no node to run on, and since when."""
+        nowhere, now = self._without_node(), time.monotonic()
+        for state in pending.values():
+            # A pool's host that has not been lost is running, though all of them together would not find room any more.
+            if state.host in nowhere and (state.ping or self._pinned(state.host)):
+                state.without_node = now if state.without_node is None else state.without_node
+            else:
+                state.without_node = None
+
+    def _pinned(self, host: int) -> bool:
+        return CPU not in self.needs[host]
+
+    def _without_node(self) -> set[int]:
+        return without_place(self.needs, [node["Resources"] for node in ray.nodes() if node["Alive"]])
+
     def _give_up(self, pending: dict[Any, _Pending]) -> None:
         now = time.monotonic()
         for reference, state in list(pending.items()):
-            if state.deadline is not None and now >= state.deadline:
+            late = state.deadline is not None and now >= state.deadline
+            gone = state.without_node is not None and now >= state.without_node + min(REPLACED, self.timeout)
+            if late or gone:
                 self._absent.add(state.host)
                 del pending[reference]

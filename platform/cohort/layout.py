@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import ray
 from dpray.platform.cohort.client import Records, Site
 from dpray.platform.cohort.errors import CohortError
 
+CPU = "CPU"
 _LONGEST_NAME = 200
 
 
@@ -40,17 +41,37 @@ def checked_clients(shards: Mapping[str, Any]) -> None:
             )
 
 
-def checked_resources(sites: Mapping[str, Any]) -> None:
-    """Refuse sites that ask for resources no node of the cluster has (`CohortError`)."""
+def checked_resources(sites: Mapping[str, Any], quorum: int) -> None:
+    """Refuse sites that ask for resources no node of the cluster has, if the others are no quorum (`CohortError`)."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    for client, site in sites.items():
+    absent = without_place([site.resources for site in sites.values()], nodes)
+    if len(sites) - len(absent) >= quorum:
+        return
+    for index, (client, site) in enumerate(sites.items()):
         asked = site.resources
-        if not any(all(node.get(name, 0) >= amount for name, amount in asked.items()) for node in nodes):
+        if index in absent:
             labels = sorted({name for node in nodes for name in node if name.startswith("site:")})
             raise CohortError(
                 f"Site {client!r} asks for the resources {dict(asked)}, which no node of the Ray cluster has (site "
                 f"labels there: {labels}). Start its node with ray start --resources, or correct the label."
             )
+
+
+def without_place(needs: Sequence[Mapping[str, float]], nodes: Sequence[Mapping[str, float]]) -> set[int]:
+    """Numbers of the hosts that find no node; all of a pool's, if it has more hosts than there are CPUs.
+
+    Args:
+        needs: resources of each host's actor: labels of its own (a site), or one CPU (a pool).
+        nodes: resources of the nodes that are alive, in use or not.
+    """
+    room = sum(int(node.get(CPU, 0)) for node in nodes)
+    crowded = room < sum(need.get(CPU, 0) for need in needs)
+    return {
+        index
+        for index, need in enumerate(needs)
+        if (CPU in need and crowded)
+        or not any(all(node.get(name, 0) >= amount for name, amount in need.items()) for node in nodes)
+    }
 
 
 def balanced(counts: Mapping[str, int], hosts: int) -> list[tuple[str, ...]]:

@@ -60,6 +60,13 @@ def test_a_site_with_unknown_resources_is_refused_at_construction(by_value, tmp_
         Cohort(RowSum(), sites, state_dir=tmp_path)
 
 
+def test_a_site_whose_node_is_not_there_is_refused_only_if_the_others_are_no_quorum(by_value, tmp_path):
+    sites = {"a": Site(records, 5), "b": Site(records, 5), "c": Site(records, 5, {"site:away": 1})}
+    with pytest.raises(CohortError, match="'site:away'"):
+        Cohort(RowSum(), sites, state_dir=tmp_path, quorum=3)
+    assert Cohort(RowSum(), sites, state_dir=tmp_path, quorum=2).quorum == 2
+
+
 @pytest.mark.parametrize(("quorum", "colluders", "n_min"), [(None, 1, 3), (3, 1, 2), (3, 2, 1), (2, 5, 1), (1, 1, 1)])
 def test_noise_counts_on_the_quorum_without_its_colluders(tmp_path, quorum, colluders, n_min):
     cohort = Cohort(RowSum(), shards_of(4), state_dir=tmp_path, quorum=quorum, colluders=colluders)
@@ -272,6 +279,18 @@ def test_sites_load_their_own_records_and_keep_their_own_files(build, attempt, t
     assert sorted(path.parent.name for path in (tmp_path / "state").glob("*/journal.db")) == [
         f"hospital%20{seed}" for seed in range(3)
     ]
+
+
+def test_a_site_answers_for_one_population_whatever_a_driver_calls_it(build, attempt, ledger):
+    """Through a whole release: charged under the other name, refused by the site, nothing of it seen."""
+    mechanism = gradient_mechanism(2)
+    sites = {f"hospital-{seed}": Site(site_records(seed), 5) for seed in range(2)}
+    build(sites).sum(attempt(QUERY, mechanism, trust="local"), QUERY, mechanism, Regime.LOCAL)
+    twin = ledger.population("People", records_per_client=50)
+    twin.account(Unit.RECORD, Budget(30.0, 1e-5))
+    charged = attempt(QUERY, mechanism, trust="local", of=twin.run("run"))
+    with pytest.raises(ClientsRefused, match="answers for the population 'people' was asked for 'People'"):
+        build(sites).sum(charged, QUERY, mechanism, Regime.LOCAL)
 
 
 def test_a_site_that_cannot_load_is_named_without_what_its_loader_said(build):

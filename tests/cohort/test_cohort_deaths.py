@@ -5,13 +5,14 @@ import shutil
 import signal
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from dpray.platform import confine
-from dpray.platform.cohort import Cohort, GradientSum
+from dpray.platform.cohort import Cohort, GradientSum, Site, dispatch
 from dpray.platform.privacy.ledger import ReleaseLost
 from dpray.platform.privacy.mechanisms import Regime
 from dpray.platform.privacy.noise import NoiseSource
@@ -255,3 +256,27 @@ def test_a_host_that_does_not_answer_in_time_is_a_dropout(build, attempt, monkey
     finally:
         os.kill(stopped, signal.SIGCONT)
     assert result.participants == ("client-000", "client-001")
+
+
+def test_a_site_whose_node_is_gone_is_a_dropout_soon_and_holds_up_no_later_round(build, attempt, monkeypatch):
+    """Long before its time limit, and without a question to the actor: it would wait for a node."""
+    monkeypatch.setattr(dispatch, "REPLACED", 1.5)
+    sites = {name: Site(partial(records, seed), 5) for seed, name in enumerate(("here", "gone"))}
+    mechanism, cohort = gradient_mechanism(2), build(sites, quorum=1, timeout=600.0)
+    stopped = next(process for process, clients in cohort.processes().items() if "gone" in clients)
+    os.kill(stopped, signal.SIGSTOP)
+    cohort._running.dispatch.needs = ({}, {"site:gone": 1})
+    seconds = []
+    try:
+        for step in range(2):
+            began = time.monotonic()
+            charged = attempt(QUERY, mechanism, step, trust="central (aggregator trusted, shares simulated)")
+            assert cohort.sum(charged, QUERY, mechanism, Regime.DISTRIBUTED).participants == ("here",)
+            seconds.append(time.monotonic() - began)
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    assert seconds[0] < 30
+    assert seconds[1] < 3
+    cohort._running.dispatch.needs = ({}, {})  # the node is there again
+    charged = attempt(QUERY, mechanism, 2, trust="central (aggregator trusted, shares simulated)")
+    assert cohort.sum(charged, QUERY, mechanism, Regime.DISTRIBUTED).participants == ("here", "gone")

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from dpray.platform.cohort.client import Records, Site
 from dpray.platform.cohort.errors import CohortError
-from dpray.platform.cohort.layout import balanced, checked_clients
+from dpray.platform.cohort.layout import balanced, checked_clients, without_place
 
 
 @given(counts=st.lists(st.integers(1, 50), min_size=1, max_size=30), hosts=st.integers(1, 8))
@@ -40,3 +40,22 @@ def test_hosts_get_about_equally_many_records():
 def test_what_no_cohort_can_be_built_from_is_refused_in_a_sentence(shards, sentence):
     with pytest.raises(CohortError, match=sentence):
         checked_clients(shards)
+
+
+NODES = [{"CPU": 2.0, "node:head": 1.0}, {"CPU": 1.0, "site:a": 1.0}]
+
+
+@pytest.mark.parametrize(
+    ("needs", "nodes", "nowhere"),
+    [
+        ([{"site:a": 1}, {"site:b": 1}], NODES, {1}),
+        ([{"site:a": 1}], [NODES[0]], {0}),
+        ([{"site:a": 1, "node:head": 1}], NODES, {0}),  # both labels, but not on one node
+        ([{}, {}], NODES, set()),
+        ([{"CPU": 1}] * 3, NODES, set()),
+        ([{"CPU": 1}] * 3, [NODES[0]], {0, 1, 2}),  # which of them runs, nodes do not say
+        ([{}], [], {0}),
+    ],
+)
+def test_a_host_has_a_place_where_one_node_has_all_it_needs(needs, nodes, nowhere):
+    assert without_place(needs, nodes) == nowhere
