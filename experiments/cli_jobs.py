@@ -81,6 +81,7 @@ def stop(job: Job, address: Server = _LOCAL) -> None:
 
 
 def _follow(job: str, address: str) -> None:
+    from dpray.experiments import cli
     from dpray.experiments import submit as jobs
 
     try:
@@ -91,6 +92,9 @@ def _follow(job: str, address: str) -> None:
             f"`dpray stop {job} --address {address}` ends it."
         )
         raise typer.Exit(130) from None
+    except jobs.JobLost as lost:
+        cli.say(str(lost))
+        raise typer.Exit(cli.STOPPED) from None
     raise typer.Exit(code)
 
 

@@ -63,11 +63,11 @@ class Bar:
 
 
 class Lines:
-    """A phase in a file: a line now and then."""
+    """A phase in a file: a line at the first step, and then now and then."""
 
     def __init__(self, live: Live, name: str, total: int) -> None:
         self._live, self._name, self._total = live, name, total
-        self._told = 0
+        self._told = -1
 
     def __call__(self, done: int, note: str = "") -> None:
         """Say it, if the last line is a while ago."""

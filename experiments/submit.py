@@ -28,11 +28,18 @@ if TYPE_CHECKING:
 
 _ENVIRONMENT = {"PYTHONUNBUFFERED": "1", "COLUMNS": "100", "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1"}
 _ENDED = {"SUCCEEDED": 0, "FAILED": 1, "STOPPED": 130}
+_SIGNALLED = 128
 _RECIPE = "recipe.yaml"
+_SILENCE = 60.0
+"""Seconds without a word of the job after which its log is asked for anew: a head without power says nothing at all."""
 
 
 class SubmitError(Exception):
     """The job server cannot be asked, or knows no such job; the message says what to do."""
+
+
+class JobLost(Exception):  # noqa: N818 - an outcome that callers handle
+    """A job ended, or cannot be asked any more, before its run could say how it ends; the message says what to do."""
 
 
 @dataclass(frozen=True)
@@ -87,26 +94,51 @@ def follow(job: str, address: str, write: Callable[[str], object]) -> int:
 
     Raises:
         SubmitError: the server does not answer, or knows no such job.
+        JobLost: the run's process was ended from outside, or the server does not answer any more.
     """
-    with _asking(address) as client:
-        asyncio.run(_tail(client, job, write))
-        return exit_code(client.get_job_info(job))
+    heard = False
+
+    def hear(text: str) -> None:
+        nonlocal heard
+        heard = True
+        write(text)
+
+    try:
+        with _asking(address) as client:
+            asyncio.run(_tail(client, job, hear))
+            details = client.get_job_info(job)
+    except SubmitError as error:
+        if not heard:
+            raise
+        what = f"Whether job {job} goes on cannot be seen from here."
+        raise JobLost(f"{error}\n{_AGAIN.format(what=what)}") from None
+    if str(details.status.value) == "FAILED" and not _ended_itself(details):
+        why = str(details.message or "it gives no reason").splitlines()[0]
+        raise JobLost(_AGAIN.format(what=f"The run's process was ended from outside, in job {job}. Ray says: {why}"))
+    return exit_code(details)
 
 
 def exit_code(details: Any) -> int:
     """Exit code of a job that has ended: of its process, as `dpray run` has it, where Ray knows it."""
-    known = details.driver_exit_code
-    # A process that a signal ended has a negative code, which a shell would show as another one.
-    return int(known) if known is not None and known >= 0 else _ENDED.get(str(details.status.value), 1)
+    return int(details.driver_exit_code) if _ended_itself(details) else _ENDED.get(str(details.status.value), 1)
+
+
+def _ended_itself(details: Any) -> bool:
+    """Whether the process chose its code: a signal's is negative, or, where a shell tells it, 128 and more."""
+    code = details.driver_exit_code
+    return code is not None and (0 <= code < _SIGNALLED or code == _ENDED["STOPPED"])
 
 
 async def _tail(client: JobSubmissionClient, job: str, write: Callable[[str], object]) -> None:
     """The whole log once, even if the connection breaks in between: each new one begins at its start."""
+    import aiohttp
+
     written = 0
     while True:
         seen = 0
-        with contextlib.suppress(RuntimeError):
-            async for text in client.tail_job_logs(job):
+        with contextlib.suppress(RuntimeError, TimeoutError, aiohttp.ClientError):
+            log = aiter(client.tail_job_logs(job))
+            while (text := await asyncio.wait_for(anext(log, None), _SILENCE)) is not None:
                 new = text[max(written - seen, 0) :]
                 seen += len(text)
                 if new:
@@ -165,6 +197,10 @@ def _asking(address: str) -> Iterator[JobSubmissionClient]:
         logging.disable(logging.NOTSET)
 
 
+_AGAIN = (
+    "{what}\nWhat was charged stands, and nothing is charged twice: the same recipe submitted under the same name goes "
+    "on."
+)
 _REFUSED = (
     "The job server at {address} wants the cluster's token: copy ~/.ray/auth_token from the head to this machine "
     "(mode 0600), and leave RAY_AUTH_MODE unset or at `token`. ({why})"

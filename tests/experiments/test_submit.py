@@ -60,7 +60,14 @@ def test_the_command_on_the_head_quotes_what_a_shell_would_read():
 
 @pytest.mark.parametrize(
     ("status", "code", "expected"),
-    [("SUCCEEDED", 0, 0), ("FAILED", 2, 2), ("FAILED", 3, 3), ("FAILED", None, 1), ("STOPPED", -9, 130)],
+    [
+        ("SUCCEEDED", 0, 0),
+        ("FAILED", 2, 2),
+        ("FAILED", 3, 3),
+        ("FAILED", 130, 130),
+        ("FAILED", None, 1),
+        ("STOPPED", -9, 130),
+    ],
 )
 def test_a_job_ends_with_the_code_of_its_run(status, code, expected):
     assert exit_code(SimpleNamespace(driver_exit_code=code, status=SimpleNamespace(value=status))) == expected
@@ -87,6 +94,56 @@ def test_a_log_is_followed_over_a_broken_connection_without_losing_or_repeating_
     written = []
     asyncio.run(submit._tail(Breaking(), "job", written.append))
     assert "".join(written) == "round 1\nround 2\n"
+
+
+@pytest.mark.parametrize("code", [-9, 137, None])
+def test_a_run_that_was_killed_is_told_with_what_to_do(monkeypatch, code):
+    """By a signal, or with the actor that looks after it: then Ray does not know its code."""
+    ended = SimpleNamespace(status=SimpleNamespace(value="FAILED"), driver_exit_code=code, message="killed\nby 9")
+    served(monkeypatch, get_job_info=lambda job: ended)
+    with pytest.raises(submit.JobLost, match=r"ended from outside, in job j\. Ray says: killed\nWhat was"):
+        submit.follow("j", "http://head", lambda text: None)
+
+
+def test_a_head_that_does_not_answer_any_more_is_told_as_such_only_if_it_ever_did(monkeypatch):
+    def gone(job):
+        raise ConnectionError
+
+    for said, error in (("round 1\n", submit.JobLost), ("", submit.SubmitError)):
+        served(monkeypatch, get_job_info=gone, said=said)
+        with pytest.raises(error, match="No job server answers"):
+            submit.follow("j", "http://head", lambda text: None)
+
+
+def test_a_log_is_asked_for_anew_after_a_silence(monkeypatch):
+    """A head without power closes no connection."""
+    monkeypatch.setattr(submit, "_SILENCE", 0.01)
+    asked = []
+
+    class Silent(Breaking):
+        async def tail_job_logs(self, job):
+            asked.append(job)
+            yield "round 1\n"
+            await asyncio.sleep(60 if len(asked) == 1 else 0)
+
+        def get_job_status(self, job):
+            return SimpleNamespace(is_terminal=lambda: len(asked) > 1)
+
+    written = []
+    asyncio.run(submit._tail(Silent(), "job", written.append))
+    assert written == ["round 1\n"]
+    assert len(asked) == 2
+
+
+def served(monkeypatch, *, said="", **answers):
+    """A job server that has said something and gives these answers."""
+
+    async def tail(client, job, write):
+        if said:
+            write(said)
+
+    monkeypatch.setattr(submit, "_tail", tail)
+    monkeypatch.setattr("ray.job_submission.JobSubmissionClient", lambda address: SimpleNamespace(**answers))
 
 
 def test_no_job_server_is_a_sentence():
