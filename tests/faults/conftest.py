@@ -11,6 +11,7 @@ import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -104,7 +105,8 @@ class Watched:
     def __init__(self, workspace, row: Row, document=FEDERATED, *, ledger=None, options=(), sites=()) -> None:
         self.workspace, self.row, self.options = workspace, row, options
         self.url = ledger or f"sqlite:///{workspace.folder / 'dpray-ledger.db'}"
-        self.document = {**document, **({"ledger": ledger} if ledger else {})}
+        # A cluster refuses a ledger whose path is relative.
+        self.document = {**document, **({"ledger": self.url} if ledger or "--address" in options else {})}
         self.recipe = workspace.folder.with_suffix(".yaml")
         self.recipe.write_text(write_yaml(self.document))
         place = self.url.removeprefix("sqlite:///")
@@ -198,7 +200,7 @@ class Watched:
     def settle(self) -> None:
         """Finish the run if it has not, and hold it to its plan, its ledger to its chain, and the observer's notes."""
         ended = self.ended(self.begin())
-        assert ended.code == 0, ended.stderr
+        assert ended.code == 0, ended.stdout + ended.stderr
         seen = json.loads(self._observer.communicate("")[0])
         ((spent, reserved),) = self.query("SELECT spent, reserved FROM accounts")
         states = [state for (state,) in self.query("SELECT state FROM releases")]
@@ -251,6 +253,7 @@ class RayCluster:
     Attributes:
         ray: Ray's own test cluster.
         address: for `dpray run --address`.
+        home: of everything on it, where clients keep their journals.
     """
 
     def __init__(self, folder, cpus: int) -> None:
@@ -259,7 +262,15 @@ class RayCluster:
         self._node = {"num_cpus": cpus, "object_store_memory": 128 * 1024**2}
         head = {**self._node, "include_dashboard": False, "temp_dir": folder}
         self.ray = Cluster(initialize_head=True, head_node_args=head)
-        self.address = self.ray.address
+        self.address, self.home = self.ray.address, Path(folder) / "home"
+
+    def run(self, document, population: str) -> dict[str, Any]:
+        """How to watch a run of this document on it; of a population of its own, since its journals are."""
+        return {
+            "document": {**document, "population": {"name": population}},
+            "options": ("--address", self.address),
+            "sites": [self.home / "dpray-sites" / population],
+        }
 
     def grow(self):
         """Add a node; a machine that is busy may need a second try."""
@@ -278,6 +289,7 @@ def cluster(request, monkeypatch):
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     monkeypatch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     folder = tempfile.mkdtemp(prefix="dpr", dir="/tmp")
+    monkeypatch.setenv("HOME", f"{folder}/home")
     made = RayCluster(folder, getattr(request, "param", 2))
     yield made
     made.ray.shutdown()

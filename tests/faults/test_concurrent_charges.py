@@ -46,7 +46,7 @@ def url(request, tmp_path):
     pytest.importorskip("psycopg", reason="the PostgreSQL driver is not installed: pip install 'dpray[postgres]'")
     server = PostgresServer.installed()
     if server is None:
-        pytest.skip("no PostgreSQL here: no initdb found, or nobody it agrees to run as")
+        pytest.skip("no PostgreSQL here (Debian: postgresql): no initdb found, or nobody it agrees to run as")
     try:
         server.start()
         yield server.url

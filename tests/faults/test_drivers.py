@@ -10,6 +10,8 @@ import time
 
 import pytest
 
+from .conftest import FEDERATED
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 
 KILLS = int(os.environ.get("DPRAY_TEST_KILLS", "40"))
@@ -26,7 +28,7 @@ def test_a_driver_may_die_at_any_moment(watch, row, dice, cluster):
     """
     moments = collections.Counter()
     while row.faults < KILLS:
-        watched = watch(options=("--address", cluster.address))
+        watched = watch(**cluster.run(FEDERATED, f"people-{row.runs}"))
         while row.faults < KILLS:
             process, before = watched.begin(), watched.entries
             alive = watched.reach(process, lambda before=before, watched=watched: watched.entries > before)

@@ -80,7 +80,7 @@ def test_the_curator_may_die(watch, row, dice):
 def test_a_worker_node_may_die_in_a_round(watch, row, dice, cluster):
     """Raylet and workers at once, within a round; its hosts are made anew on the next node, from their journal."""
     node = cluster.grow()
-    watched = watch(changed("cohort", actors=4, clients=8), options=("--address", cluster.address))
+    watched = watch(**cluster.run(changed("cohort", actors=4, clients=8), "people"))
     process, after = watched.begin(), dice.randint(9, 30)
     assert watched.reach(process, lambda: watched.entries >= after)
     end(row, family(node))
