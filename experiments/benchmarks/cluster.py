@@ -1,15 +1,21 @@
-"""What a cluster costs: rounds, the ledger, and the time from submission to the first trial.
+"""What a cluster costs: the ledger, a lost client actor, rounds over three hosts, submission.
 
-    python -m dpray.experiments.benchmarks.cluster rounds --address auto --save rounds.json    on the head, or alone
-    python -m dpray.experiments.benchmarks.cluster compare three.json one.json
     python -m dpray.experiments.benchmarks.cluster ledger
+    python -m dpray.experiments.benchmarks.cluster recovery
+    python -m dpray.experiments.benchmarks.cluster rounds --address auto --save three.json      on the head
+    python -m dpray.experiments.benchmarks.cluster rounds --save one.json                       on one of the hosts
+    python -m dpray.experiments.benchmarks.cluster compare three.json one.json
     python -m dpray.experiments.benchmarks.cluster submission --address http://HEAD:8265
+
+`tests/cluster/speed.py` makes three hosts on one machine and measures the last two there.
 
 | figure | bound |
 |---|---|
+| what the ledger adds to a release, SQLite with full sync, median | 5 ms |
+| its share of a round of 100 clients | 25 % |
+| a client actor killed → the second round after it is stored | 10 s |
 | a round of two sites on three hosts, over the same round on one host, d = 10⁵ | 2 |
 | submission to the first trial's end | 20 s |
-| what the ledger adds to a release, SQLite with full sync, median | 5 ms |
 
 Rounds are whole releases in the distributed regime: charge, ask the sites, commit, reveal, store. Each burst is a few
 rounds; the smallest burst counts, since everything else that runs can only add to it.
@@ -19,6 +25,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -29,15 +37,21 @@ from pathlib import Path
 import numpy as np
 
 from dpray.experiments import engine
+from dpray.experiments.benchmarks import scale
+from dpray.experiments.benchmarks.measure import Contestant, race
+from dpray.experiments.benchmarks.pool import local_ray, started
+from dpray.experiments.benchmarks.work import CLASSES, FEATURES, clients
 from dpray.platform.cohort import ClientTask, Cohort, GradientSum, Records, Site
 from dpray.platform.privacy import Budget, ClippedSum, Regime, Unit
 from dpray.platform.privacy.ledger import Ledger, ReleaseKey, Run
 from dpray.platform.privacy.noise import NoiseSource
+from dpray.trainers.models import LinearHead
 
 DIMENSION, SITES, RECORDS = 100_000, ("site-a", "site-b"), 200
 _BURSTS, _ROUNDS = 6, 5
 _QUANTA = 2**40
 _BURST = 20
+_CLIENTS, _OF_EACH, _KILLS = 100, 500, 6
 
 
 @dataclass(frozen=True)
@@ -113,6 +127,35 @@ def ledger(releases: int = 200) -> dict[str, float]:
     return {"smallest_median_ms": 1e3 * min(medians), "median_ms": 1e3 * float(np.median(bursts))}
 
 
+def shares(number: int = _CLIENTS, records: int = _OF_EACH, cycles: int = 6) -> dict[str, float]:
+    """The ledger's share of a round through a pool, by regime: median over rounds."""
+    found = {}
+    with local_ray(object_store=2**28) as folder:
+        cohort = Cohort(LinearHead(FEATURES, CLASSES), clients(number, records), state_dir=folder / "sites")
+        with started(cohort, folder) as pool:
+            for regime in scale.REGIMES:
+                rounds = Contestant(regime.value, partial(pool.with_ledger, regime))
+                race([rounds], rounds=12, wanted=cycles, cycles=cycles)
+                found[f"share_of_a_round_{regime.value}"] = rounds.timing().ledger
+    return found
+
+
+def recovery(number: int = _CLIENTS, records: int = _OF_EACH, kills: int = _KILLS) -> dict[str, float]:
+    """Seconds from the SIGKILL of a client actor to the store of the second round after it, of a pool."""
+    regime, seconds = Regime.DISTRIBUTED, []
+    with local_ray(object_store=2**28) as folder:
+        cohort = Cohort(LinearHead(FEATURES, CLASSES), clients(number, records), state_dir=folder / "sites")
+        with started(cohort, folder) as pool:
+            usual = _seconds([partial(pool.with_ledger, regime, 1)] * 2)
+            for kill in range(kills):
+                process = sorted(cohort.processes())[kill % 2]
+                began = time.perf_counter()
+                os.kill(process, signal.SIGKILL)
+                pool.with_ledger(regime, 1)
+                seconds.append(time.perf_counter() - began)
+    return {"largest": max(seconds), "median": float(np.median(seconds)), "without_a_kill": usual}
+
+
 def _release(run: Run, mechanism: ClippedSum, step: int, value: np.ndarray) -> float:
     began = time.perf_counter()
     run.release(ReleaseKey("training", "sum", step), {"step": step}, mechanism, _QUANTA, lambda attempt: value)
@@ -120,7 +163,10 @@ def _release(run: Run, mechanism: ClippedSum, step: int, value: np.ndarray) -> f
 
 
 def submission(address: str, ledger_url: str | None, tracking: str | None) -> dict[str, float]:
-    """Seconds from `dpray submit` of the quickstart, shortened, to the log's first trial."""
+    """Seconds from `dpray submit` of the quickstart to its steps, as its log tells them; it is stopped after the first.
+
+    "trial" is the end of the first trial: every client has trained its candidates.
+    """
     from dpray.experiments import places, submit
     from dpray.experiments.runs import find_recipe
 
@@ -138,6 +184,8 @@ def submission(address: str, ledger_url: str | None, tracking: str | None) -> di
         for mark, words in (("begun", "Run "), ("clients", "Starting Ray"), ("nodes", "Nodes "), ("trial", "search ")):
             if words in text:
                 marks.setdefault(mark, time.perf_counter() - began)
+        if "trial" in marks:
+            submit.stop(job, address)
 
     submit.follow(job, address, note)
     return marks
@@ -153,7 +201,7 @@ def _seconds(calls: Sequence[Callable[[], object]]) -> float:
 def main() -> None:
     """See the file's top."""
     parser = argparse.ArgumentParser(prog="python -m dpray.experiments.benchmarks.cluster")
-    parser.add_argument("what", choices=("rounds", "compare", "ledger", "submission"))
+    parser.add_argument("what", choices=("ledger", "recovery", "rounds", "compare", "submission"))
     parser.add_argument("files", nargs="*", type=Path)
     parser.add_argument("--address")
     parser.add_argument("--ledger")
@@ -169,7 +217,9 @@ def main() -> None:
     if given.what == "rounds":
         found = rounds(given.address)
     elif given.what == "ledger":
-        found = ledger()
+        found = {**ledger(), **shares()}
+    elif given.what == "recovery":
+        found = recovery()
     else:
         found = submission(given.address, given.ledger, given.tracking)
     print(json.dumps(found))

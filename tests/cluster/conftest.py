@@ -1,10 +1,11 @@
 """A cluster of three hosts for tests: `cluster` is started by hand, once; rows of its table are printed at the end.
 
 def test_something(cluster):
-    done = cluster.submit(cluster.site_recipe("people"), "--name", "first")
+    done = cluster.submit("digits_quickstart", "--name", "first")
     cluster.network["site-a"].power_off()
 """
 
+import random
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import hosts
 import servers
+import watching
 
 NAMES = ("head", "site-a", "site-b", "laptop")
 _ROWS = pytest.StashKey[list[tuple[str, str, str]]]()
@@ -29,7 +31,7 @@ def network() -> Iterator[hosts.Network]:
         yield made
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[servers.Cluster]:
     """Ray with a token on three of the hosts, PostgreSQL and MLflow on the head; the laptop only submits."""
     _skip_without_hosts()
@@ -47,6 +49,39 @@ def cluster() -> Iterator[servers.Cluster]:
 def row(request: pytest.FixtureRequest):
     """Adds a row to the table of what was seen on the cluster: how it was started, what, and the figure."""
     return lambda *cells: request.config.stash.setdefault(_ROWS, []).append(cells)
+
+
+@pytest.fixture
+def sites(network: hosts.Network) -> hosts.Network:
+    """Ray on the head and two sites, and real records at each site."""
+    watching.give_records(network)
+    servers.by_hand(network)
+    return network
+
+
+@pytest.fixture
+def watch(sites: hosts.Network, row):
+    """Begin to watch a run of them under a fault; what came of it is a row of the table."""
+    made = []
+
+    def begin(fault, driver=watching.OnHead, **cohort):
+        made.append(watching.watched(sites, fault, driver, **cohort))
+        return made[-1]
+
+    yield begin
+    for watched in made:
+        watched.close()
+        row("by hand", watched.row.fault, watching.cells(watched.row))
+        for note in watched.row.notes:
+            row("by hand", f"{watched.row.fault}: seconds", note)
+
+
+@pytest.fixture
+def dice() -> random.Random:
+    """Random moments, after a seed that is printed."""
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed of the faults' moments: {seed}")
+    return random.Random(seed)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

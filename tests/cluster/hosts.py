@@ -69,9 +69,9 @@ def missing() -> str | None:
     """Why hosts cannot be made here; None if they can."""
     if sys.platform != "linux" or os.geteuid() != 0:
         return "hosts of a network are made of Linux namespaces, by root"
-    wanted = [tool for tool in ("ip", "nsenter", "setpriv", "unshare") if shutil.which(tool) is None]
+    wanted = [tool for tool in ("ip", "nsenter", "ps", "setpriv", "unshare") if shutil.which(tool) is None]
     if wanted:
-        return f"not installed here: {', '.join(wanted)} (Debian: iproute2, util-linux)"
+        return f"not installed here: {', '.join(wanted)} (Debian: iproute2, procps, util-linux)"
     tried = subprocess.run(
         [*_APART, "ip", "link", "add", BRIDGE, "type", "bridge"], check=False, capture_output=True, text=True
     )
@@ -219,7 +219,10 @@ class Network:
         return self.folder / "shared"
 
     def add(self, name: str) -> Host:
-        """Switch a host on and connect it; again, after `power_off`, with the same address and files."""
+        """Switch a host on and connect it; again, after `power_off`, with the same address and files.
+
+        From a thread that lasts: the kernel ends the host with the thread that has made it.
+        """
         number = list(self.hosts).index(name) if name in self.hosts else len(self.hosts)
         folder, address = self.folder / name, f"{PREFIX}{number + 1}"
         for part in ("home", "ray"):

@@ -11,7 +11,6 @@ import yaml
 from hosts import PYTHON, Host, Network
 
 ROOT = Path(__file__).resolve().parents[2]
-CLUSTER = ROOT / "cluster.yaml"
 
 
 def missing() -> str | None:
@@ -42,7 +41,7 @@ def start_sshd(network: Network) -> None:
 
 def settings(network: Network) -> dict[str, object]:
     """The repository's cluster.yaml for these hosts."""
-    document = yaml.safe_load(CLUSTER.read_text())
+    document = yaml.safe_load(servers.CLUSTER.read_text())
     sites = [host.address for name, host in network.hosts.items() if name.startswith("site-")]
     document["provider"] |= {"head_ip": network["head"].address, "worker_ips": sites}
     document["auth"]["ssh_user"] = getpass.getuser()

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pwd
+import re
 import secrets
 import shutil
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ import yaml
 from hosts import PYTHON, Ended, Host, Network, wait
 
 GCS, DASHBOARD, MLFLOW, POSTGRES = 6379, 8265, 5000, 5432
+CLUSTER = Path(__file__).resolve().parents[2] / "cluster.yaml"
 _STORE = 100 * 2**20
 
 
@@ -37,11 +39,17 @@ def private(place: Path, text: str) -> Path:
     return place
 
 
+def health_checks() -> dict[str, str]:
+    """Environment of a head whose health checks are those of the repository's cluster.yaml."""
+    return dict(re.findall(r"(RAY_health_check_\w+)=(\d+)", CLUSTER.read_text()))
+
+
 def start_head(host: Host, *, cpus: int = 1) -> None:
     """Ray's head, its job server on the host's address, as whoever asks for that starts it."""
     host.run(
         "ray", "start", "--head", f"--node-ip-address={host.address}", f"--port={GCS}", f"--num-cpus={cpus}",
         f"--dashboard-host={host.address}", f"--object-store-memory={_STORE}", "--disable-usage-stats",
+        environment=health_checks(),
     )  # fmt: skip
 
 

@@ -93,7 +93,7 @@ def test_records_stay_at_their_sites_and_the_result_is_that_of_one_machine(recor
     assert "Winner" in done.stdout
     same(servers.outcome(cluster.head.home / "dpray", "sites"), cluster.alone(recipe, "sites"))
     for host in (cluster.head, *cluster.sites):
-        journals = [path.parent.name for path in (host.home / "dpray-sites" / "patients").rglob("journal.db")]
+        journals = [site for site in SITES if (host.home / "dpray-sites" / site / "journal.db").exists()]
         assert journals == ([host.name] if host.name in SITES else [])
         for path in (host.home / "dpray-sites").rglob("journal.db*"):
             assert path.stat().st_mode & 0o777 == 0o600
@@ -115,8 +115,28 @@ def test_a_record_on_the_network_would_have_been_heard(records, row):
     row("by hand", "the same if a driver fetches the records (control)", str(packets))
 
 
+def test_a_site_answers_under_another_name_of_its_people_only_if_its_operator_says_so(records, row):
+    """The ledger counts a budget a name; the site, its records once. `resume` goes on with what was charged."""
+    cluster, recipe = records, at_sites(records, "twin", "Patients", rounds=1)
+    refused = cluster.submit(recipe, check=False)
+    assert refused.code == 3
+    assert "answers for the population 'patients' was asked for 'Patients'" in refused.stderr + refused.stdout
+    row("by hand", "the same people under another name of a population", "refused by the sites")
+    allow(cluster, "Patients")
+    assert "Winner" in cluster.submit(recipe).stdout
+
+
+def allow(cluster, population):
+    """What a site's operator does there (see `dpray.platform.cohort.journal`)."""
+    for site in cluster.sites:
+        place = f"{site.environment['HOME']}/dpray-sites/{site.name}/journal.db"
+        statement = f"UPDATE meta SET value = json_insert(value, '$[#]', '{population}') WHERE name = 'populations'"
+        site.python(f"import sqlite3; d = sqlite3.connect({place!r}); d.execute({statement!r}); d.commit()")
+
+
 def test_a_run_goes_on_by_its_name_alone_on_another_node(records, row):
     cluster, recipe = records, at_sites(records, "moved", "movers", rounds=150, tracking={"uri": None})
+    allow(cluster, "movers")
     shared, first, second = cluster.network.shared / "runs", *cluster.sites
     shared.mkdir()
     driver = first.begin(

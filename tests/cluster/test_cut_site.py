@@ -1,96 +1,23 @@
-"""A site's cable is taken out in the middle of a run, and put in again.
+"""A site's cable is taken out in the middle of a run and put in again, or its machine loses power for good.
 
 The run is watched as in `tests/faults`: a process of its own reads the ledger and both sites' journals all the time,
 and at the end every quantum and every round is accounted for.
 """
 
-import random
 import time
 
-import numpy as np
 import pytest
 import servers
-from hosts import end
-from sklearn.datasets import load_digits
+from watching import ROUNDS, SITES
 
-from tests.faults.conftest import Row, Watched
+from dpray.platform.cohort.dispatch import REPLACED
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-SITES = {"site-a": 500, "site-b": 500}
-ROUNDS, PATIENCE = 40, 30
-
-
-class OnHead:
-    """`dpray` on the head, in a folder there."""
-
-    def __init__(self, head) -> None:
-        self.head, self.folder, self.begun = head, head.home / "work", []
-        self.folder.mkdir()
-
-    def begin(self, *arguments):
-        self.begun.append(self.head.begin("dpray", *arguments, cwd=self.folder))
-        return self.begun[-1]
-
-    def run(self, *arguments):
-        return self.head.run("dpray", *arguments, cwd=self.folder, check=False)
-
-    def path(self):
-        return self.folder / "dpray-runs" / "small"
-
-    def kill(self, process, patience=0.0):
-        end(process)
-
-
-@pytest.fixture
-def sites(network):
-    """Ray on the head and two sites, and real records at each site."""
-    digits = load_digits()
-    x, y, begin = digits.data / 16.0, digits.target, 0
-    for site, count in SITES.items():
-        np.savez(network[site].home / "records.npz", x=x[begin : begin + count], y=y[begin : begin + count])
-        begin += count
-    np.savez(network.shared / "public.npz", x=x[begin:], y=y[begin:])
-    servers.by_hand(network)
-    return network
-
-
-@pytest.fixture
-def watched(sites, row):
-    """A run over both sites, watched; what came of it is a row of the table."""
-    data = {"path": "~/records.npz", "features": 64, "classes": 10}
-    document = {
-        "name": "small",
-        "population": {"name": "people"},
-        "budget": {"epsilon": 6, "delta": 1e-5},
-        "shares": {"search": 0.3, "training": 0.7},
-        "data": {**data, "evaluation": {"public": True, "path": str(sites.shared / "public.npz")}},
-        "cohort": {"sites": SITES, "timeout": PATIENCE},
-        "search": {"votes": 1, "folds": 2, "space": {"learning_rate": {"grid": [0.5, 2.0]}}},
-        "training": {"algorithm": "dp_fedsofim", "rounds": ROUNDS, "clip": 1.0},
-        "tracking": {"uri": None},
-    }
-    journals = [sites[site].home / "dpray-sites" for site in SITES]
-    head = OnHead(sites["head"])
-    ledger = f"sqlite:///{head.folder / 'dpray-ledger.db'}"
-    made = Watched(head, Row(""), document, ledger=ledger, options=("--address", "auto"), sites=journals)
-    yield made
-    made.close()
-    seen = made.row
-    row(
-        "by hand",
-        seen.fault,
-        f"faults {seen.faults}, runs {seen.runs}, completed {seen.completed}, overspent {seen.overspent}, "
-        f"lost charges {seen.lost_charges}, lost rounds {seen.lost_rounds}, looks {seen.looks}",
-    )
-
-
-@pytest.fixture
-def dice():
-    """Random moments, after a seed that is printed."""
-    seed = random.SystemRandom().randrange(2**32)
-    print(f"seed of the faults' moments: {seed}")
-    return random.Random(seed)
+NOTICED = 30 + REPLACED
+"""Seconds until a site without power is a dropout: Ray's health checks (see cluster.yaml), and for another machine."""
+MOMENT = 15
+"""Seconds that a round, or the end of a process, may take on a machine that plays four."""
 
 
 def in_a_round(watched, process, dice):
@@ -100,9 +27,9 @@ def in_a_round(watched, process, dice):
     assert there, process.communicate()
 
 
-def test_a_sites_network_is_cut_and_mended(sites, watched, dice):
+def test_a_sites_network_is_cut_and_mended(sites, watch, dice):
     """No round ends without the site; after some seconds the run goes on by itself, as if nothing had been."""
-    watched.row.fault = "a site's network cut in a round, mended after seconds"
+    watched = watch("a site's network cut in a round, mended after seconds")
     process = watched.begin()
     for site in dice.sample(sorted(SITES), 2):
         in_a_round(watched, process, dice)
@@ -116,3 +43,48 @@ def test_a_sites_network_is_cut_and_mended(sites, watched, dice):
     ended = watched.ended(process, 400)
     assert ended.code == 0, ended.stderr
     watched.settle()
+
+
+def test_a_site_without_power_leaves_no_quorum(sites, watch, dice):
+    """The run stops with a sentence within the stated time, and goes on when the site is there again."""
+    watched = watch("a site loses power: no quorum, back after the stop")
+    process = watched.begin()
+    in_a_round(watched, process, dice)
+    began = power_off(sites["site-b"], watched)
+    stopped = watched.ended(process, 3 * NOTICED)
+    told(watched, began, "until the run had stopped")
+    assert stopped.code == 3, stopped.stderr
+    assert "quorum" in stopped.stderr
+    assert "`dpray resume small` goes on" in stopped.stderr
+    assert "Traceback" not in stopped.stderr
+    assert watched.stored < ROUNDS
+    servers.start_worker(sites.add("site-b"), sites["head"])
+    watched.settle()
+
+
+def test_a_site_without_power_is_not_missed_by_a_quorum(sites, watch, dice):
+    """Once it is a dropout the run goes on without it to its end; a driver that begins meanwhile does, too."""
+    watched = watch("a site loses power: the quorum goes on, driver killed", quorum=1)
+    process = watched.begin()
+    in_a_round(watched, process, dice)
+    began = power_off(sites["site-b"], watched)
+    there = watched.stored + 2  # what was under way may still be stored with the site's part
+    assert watched.reach(process, lambda: watched.stored >= there, 3 * NOTICED), process.communicate()
+    told(watched, began, "until the second round without the site")
+    watched.kill(process)
+    assert watched.stored < ROUNDS
+    watched.settle()
+
+
+def power_off(site, watched):
+    """When it happened."""
+    site.power_off()
+    watched.row.faults += 1
+    return time.monotonic()
+
+
+def told(watched, began, what):
+    """Note the seconds since then, and hold them to what is stated."""
+    seconds = time.monotonic() - began
+    watched.row.notes.append(f"{seconds:.0f} {what}")
+    assert seconds < NOTICED + MOMENT
