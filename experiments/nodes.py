@@ -48,7 +48,7 @@ def source_digest() -> str:
     """Twelve hexadecimal digits of the SHA-256 over every module and recipe of the package."""
     digest = hashlib.sha256()
     for name, folder in portions().items():
-        for path in sorted(path for path in folder.rglob("*") if path.suffix in (".py", ".yaml")):
+        for path in sorted(path for path in folder.rglob("*") if path.suffix in (".py", ".pyi", ".yaml")):
             digest.update(f"{name}/{path.relative_to(folder).as_posix()}\0".encode())
             digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()[:12]

@@ -1,10 +1,10 @@
 """What a job ships: this package as a folder of source, and nothing else, small enough for Ray to carry.
 
 Ray would pip-install a wheel file together with all of its dependencies, on every node; a folder it only unpacks. The
-folder is what a wheel of this package unpacks to: modules, recipes, type markers. Data, ledgers, journals, version
-control and virtual environments that lie about in a checkout are none of these, so they stay. A module or recipe that
-lies in the package's folders goes along, whether or not version control knows it; one that is a link to somewhere else
-is refused, since what is read through it was never a part of the package.
+folder is what a wheel of this package unpacks to: modules, stubs (read when names load lazily), recipes, type markers.
+Data, ledgers, journals, version control and virtual environments that lie about in a checkout are none of these, so
+they stay. A module or recipe that lies in the package's folders goes along, whether or not version control knows it;
+one that is a link to somewhere else is refused, since what is read through it was never a part of the package.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dpray.experiments.reading import RecipeError
 
 LIMIT = 100 * 2**20
 """Bytes that Ray accepts of one upload."""
-_SHIPPED = (".py", ".yaml", ".typed")
+_SHIPPED = (".py", ".pyi", ".yaml", ".typed")
 _NAMED = 5
 
 

@@ -1,6 +1,9 @@
 """A job ships this package's source and a recipe, is followed without losing a line, and ends as its run."""
 
 import asyncio
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,7 +24,7 @@ def test_what_is_shipped_is_the_source_of_every_portion_and_nothing_else(tmp_pat
         f"{portion}/{path.relative_to(ROOT / portion).as_posix()}"
         for portion in PORTIONS
         for path in (ROOT / portion).rglob("*")
-        if path.suffix in {".py", ".yaml", ".typed"} and "__pycache__" not in path.parts
+        if path.suffix in {".py", ".pyi", ".yaml", ".typed"} and "__pycache__" not in path.parts
     }
     assert found == tree
     assert not (shipped / "platform" / "__init__.py").exists()
@@ -161,6 +164,15 @@ def test_nodes_of_other_versions_are_named_with_both():
     assert told({"a": mine, "b": mine}, mine) == [
         "Nodes a, b: python 3.11.7, ray 2.60.0, torch 2.13.0, numpy 2.4.6, dpray 0a"
     ]
+
+
+def test_a_shipped_copy_can_be_used_without_the_one_it_was_made_of(tmp_path):
+    """What loads lazily, too: a job finds nothing but what it ships."""
+    shipped = package.assemble(tmp_path)
+    use = "import dpray.searchers as s, dpray.trainers as t; print(s.__file__, s.DPHypeSearch, t.DPFedSOFIMTrainer)"
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", use], env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.startswith(str(shipped)), done.stderr
 
 
 def test_the_digest_of_the_source_is_that_of_a_shipped_copy_and_of_no_other(tmp_path, monkeypatch):
