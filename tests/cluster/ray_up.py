@@ -64,6 +64,18 @@ def ray_up(network: Network) -> Path:
     return place
 
 
+def ray_down(network: Network) -> None:
+    """As `ray_up` brought it up."""
+    laptop = network["laptop"]
+    laptop.run("ray", "down", "-y", f"{laptop.environment['HOME']}/cluster.yaml", cwd=ROOT, timeout=300)
+
+
+def ray_runs_on(host: Host) -> bool:
+    """Whether a process of Ray's own is left."""
+    names = [(Path("/proc") / str(pid) / "comm") for pid in host.processes()]
+    return any(name.read_text().startswith(("raylet", "gcs_server")) for name in names if name.exists())
+
+
 def tunnel(laptop: Host, head: Host) -> str:
     """The head's job server on loopback of the laptop, as `ray dashboard` brings it there; its address."""
     laptop.begin(

@@ -62,3 +62,12 @@ def test_the_quickstart_as_a_newcomer_submits_it(cluster, row):
     inside = f"sqlite:///{cluster.head.environment['HOME']}/dpray/ledger.db"
     told = cluster.head.run("dpray", "ledger", "verify", "--ledger", inside, "--tracking", cluster.tracking).stdout
     assert "1 anchor," in told
+
+
+def test_ray_down_ends_it(cluster):
+    """On the head at once; a site's node ends itself when its head has been gone for a minute."""
+    assert all(ray_up.ray_runs_on(host) for host in (cluster.head, *cluster.sites))
+    ray_up.ray_down(cluster.network)
+    assert not ray_up.ray_runs_on(cluster.head)
+    for site in cluster.sites:
+        servers.wait(lambda site=site: not ray_up.ray_runs_on(site), f"the end of Ray on {site.name}", 150)
