@@ -222,9 +222,9 @@ class TorchModule(Model):
         random = self._draws(parameters, shape)
         stream = sha256(f"{self.seed}:".encode() + (theta.tobytes() if random else b"")).hexdigest()
         held = self._route(parameters, shape)[0].held
-        for i in range(0, n + 1, held):
+        for i in range(0, max(n, 1), held):
             x, y, good = _cleaned(records.x[i : i + held], records.y[i : i + held], self.classes)
-            if i + held > n:
+            if i + held >= n:
                 x, y = np.concatenate([x, np.zeros((1, *x.shape[1:]), x.dtype)]), np.append(y, 0)
             gradients, sound = self._evaluated(parameters, x, y, f"{stream}:{i}")
             m = len(good)
