@@ -164,6 +164,16 @@ class TorchModule(Model):
                 "one of the size of its gradients."
             )
 
+    def check_records(self, shape: tuple[int, ...]) -> None:
+        """Refuse records of a shape on which the module raises, as it does on one of zeros."""
+        try:
+            self._route(self._parameters(self.initial()), shape)
+        except RuntimeError as error:
+            raise ValueError(
+                f"The module does not take the clients' records, of the shape {shape}: {error}. Give a module that "
+                "does, or records of the shape it is made for."
+            ) from error
+
     def usable(self, records: Records) -> BoolArray:
         """As `Model.usable`, and the module does not raise on the record at its initial parameters."""
         found = [good.cpu().numpy() for _, good, _ in self._per_record(self.initial(), records)]

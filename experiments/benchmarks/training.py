@@ -43,6 +43,8 @@ PARTS = ("head", "cnn", "round", "many", "flower")
 PLAIN, OURS = "non-private gradient", "clipped sum"
 OPACUS, FLOWER, PFL = "Opacus 1.6, ghost clipping", "Flower 1.42, NumPyClient", "pfl-research 0.6, two processes"
 THREADS = 2
+_PATIENCE = 240.0
+"""Seconds for a burst of a peer's; one that hangs ends the benchmark, after the tables before it are printed."""
 _AGREEMENT = 1e-3
 """How far norms of the same sum may be apart: Opacus clips to C/(1 + 10⁻⁶/‖g‖), dpray to C/(1 + 10⁻⁴)."""
 
@@ -236,9 +238,8 @@ def _timed(call: Callable[[], object], threads: int | None = None) -> Callable[[
 
 def _peer(command: list[str], norm: float | None, count: int) -> list[Round]:
     """Rounds of a peer's script in a process of its own, `{}` being their number; it must find the norm, if any."""
-    done = subprocess.run(
-        [word.replace("{}", str(count)) for word in command], check=True, capture_output=True, text=True
-    )
+    words = [word.replace("{}", str(count)) for word in command]
+    done = subprocess.run(words, check=True, capture_output=True, text=True, timeout=_PATIENCE)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     if norm is not None and not np.isclose(found["norm"], norm, rtol=_AGREEMENT):
         raise ArithmeticError(f"A peer's sum has norm {found['norm']}, ours {norm}: the benchmark would mean nothing.")
