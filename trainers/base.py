@@ -125,7 +125,7 @@ class FederatedTrainer:
         self.unit = self.units[0] if unit is None else Unit(unit)
         self.regime, self.label, self.reserve = Regime(regime), label, reserve
         self.sampling = sampling
-        refuse_sampling(self)
+        refuse_sampling(type(self), sampling, self.unit, run.population)
         self.quanta = quanta_of(budget, quanta, settings.rounds, sampling)
         self.evaluation, self.tracker, self.on_round = evaluation, tracker, on_round
         self.checkpoint_every = checkpoint_every
