@@ -233,8 +233,8 @@ class TrainerTuning:
         with Ledger(ledger, create=False) as opened:
             refuse_sampling(trainer, sampling, Unit(unit), opened.population(population))
         unlimited = budget is not None and budget.quanta is None
-        each = "budget" if quanta is None else quanta
-        spend = None if unlimited else quanta_of(budget, each, settings(example).rounds, sampling)
+        rounds = settings(example).rounds
+        spend = None if unlimited else quanta_of(budget, "budget" if quanta is None else quanta, rounds, sampling)
         if spend is None:
             raise ValueError("A training without noise is no private one: give `budget` a finite ε.")
         self.trainings, self.hold_out = trainings, hold_out
