@@ -176,7 +176,8 @@ class FederatedTrainer:
         """All rounds that are left; returns why training ended."""
         self._restore()
         self._try_in_public()
-        self.cohort.start()  # what its clients are refused for, they are refused for now
+        if len(self.rows) < self.settings.rounds:
+            self.cohort.start()  # what its clients are refused for, they are refused for now
         if self.reserve:
             self.run.reserve(self.plan)
         self._begin()

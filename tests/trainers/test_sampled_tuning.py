@@ -19,6 +19,7 @@ from dpray.trainers.trainable import TrainerTuning, search_epsilon
 T, F, K, Q, DELTA = 4, 4, 3, 0.2, 1e-5
 ACCOUNT, EACH = Budget(4.0, DELTA), Budget(1.0, DELTA)
 SAMPLING = PoissonSampling(Q)
+ROUND = floor_quanta(0.5)
 SETTINGS = partial(FedGDSettings.from_config, defaults={"rounds": T, "clip": 1.0})
 
 
@@ -47,7 +48,7 @@ def make(cohort, make_blobs, tmp_path):
     opened = []
 
     def made(trainings=2, kind=DPFedGDTrainer, settings=SETTINGS, **changes):
-        options = {"budget": EACH, "regime": "central", "sampling": SAMPLING, **changes}
+        options = {"quanta": T * ROUND, "regime": "central", "sampling": SAMPLING, **changes}
         if "hold_out" not in options:
             options["evaluation"] = make_blobs(90, 9)
         options |= {"example": {"learning_rate": 1.0}, "name": "tuning", "trainings": trainings}
@@ -65,7 +66,7 @@ def untouched(account):
 
 
 def test_every_training_is_charged_with_the_sampler_that_its_clients_draw_from(make, account, cohort):
-    tuning = make(trainings=2)
+    tuning = make(trainings=2, budget=EACH, quanta=None)
     rows = [tuning.train({"learning_rate": rate}).metrics for rate in (0.5, 1.0)]
     lines = account.statement().lines
     assert [(line.run, line.steps, line.sampling_probability) for line in lines] == [
@@ -97,7 +98,7 @@ def test_what_was_trained_is_read_and_paid_once(make, account, cohort):
 
 def test_a_search_that_does_not_fit_its_composition_sets_nothing_aside(make, account, cohort):
     with pytest.raises(BudgetExceeded, match=r"Training \d+ of the 40 of search 'tuning' does not fit"):
-        make(trainings=40)
+        make(trainings=40, quanta=T * floor_quanta(3.0))
     assert untouched(account)
     assert cohort.prices == ()
 
@@ -108,7 +109,7 @@ def test_a_score_is_a_gaussian_beside_the_sampled_rounds(make, account, alone_co
     tuning = make(hold_out=HoldOut(kept, score, "central"))
     row = tuning.train({"learning_rate": 1.0}).metrics
     assert sorted(line.sampling_probability for line in account.statement().lines) == [Q, 1.0]
-    rounds = pld.PoissonGaussian(1 / to_mu(tuning.handle.quanta // T), Q, T)
+    rounds = pld.PoissonGaussian(1 / to_mu(ROUND), Q, T)
     expected = pld.epsilon([rounds, pld.Gaussian(1 / 0.3)], DELTA)
     assert row["privacy/epsilon_run"] == pytest.approx(expected, rel=1e-6)
     assert row["privacy/epsilon_search"] == pytest.approx(expected, rel=1e-6)
@@ -147,5 +148,5 @@ def test_without_sampling_the_same_noise_costs_more(make, account):
     """Negative control: what is charged depends on the sampler."""
     tuning = make(trainings=1)
     sampled = tuning.train({"learning_rate": 1.0}).metrics["privacy/epsilon_run"]
-    whole = pld.epsilon([pld.Gaussian(1 / to_mu(tuning.handle.quanta))], DELTA)
+    whole = pld.epsilon([pld.Gaussian(1 / to_mu(T * ROUND))], DELTA)
     assert whole > 2 * sampled
