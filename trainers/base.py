@@ -125,7 +125,7 @@ class FederatedTrainer:
         self.unit = self.units[0] if unit is None else Unit(unit)
         self.regime, self.label, self.reserve = Regime(regime), label, reserve
         self.sampling = sampling
-        refuse_sampling(self)
+        refuse_sampling(type(self), sampling, self.unit, run.population)
         self.quanta = quanta_of(budget, quanta, settings.rounds, sampling)
         self.evaluation, self.tracker, self.on_round = evaluation, tracker, on_round
         self.checkpoint_every = checkpoint_every
@@ -176,6 +176,8 @@ class FederatedTrainer:
         """All rounds that are left; returns why training ended."""
         self._restore()
         self._try_in_public()
+        if len(self.rows) < self.settings.rounds:
+            self.cohort.start()  # what its clients are refused for, they are refused for now
         if self.reserve:
             self.run.reserve(self.plan)
         self._begin()

@@ -53,6 +53,10 @@ class Correct(ClientTask):
         self.model = model
         self.dimension = model.dimension
 
+    def check_records(self, shape: tuple[int, ...]) -> None:
+        """As the model does it."""
+        self.model.check_records(shape)
+
     def clipped_sum(self, theta: FloatArray, records: Records, clip: float) -> FloatArray:
         """Σ_x (s(x) − ½) in the first of d coordinates."""
         if clip != _HALF:

@@ -130,16 +130,20 @@ def convolution(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d, a: Tensor, delta: Tens
         a: (m, N, in, *sizes), N the batch within one record, usually 1.
         delta: (m, N, out, *sizes).
     """
+    import torch
+
     m, N = a.shape[:2]
     inputs, delta = _padded(layer, a.flatten(0, 1)), delta.flatten(0, 1).flatten(2)
     groups, P = layer.groups, delta.shape[2]
     delta = delta.reshape(m * N, groups, -1, P)
     size = layer.in_channels // groups * prod(layer.kernel_size)
-    weight = delta.new_empty(m * N, groups, delta.shape[2], size)
-    step = max(1, _PATCHES // (groups * size * P))
+    step = min(m * N, max(1, _PATCHES // (groups * size * P)))
+    patches = _patches(layer, inputs)
+    block = inputs.new_empty(step, *patches.shape[1:])  # one for all blocks: new memory would cost more than the copy
+    weight = delta.new_empty(m * N * groups, delta.shape[2], size)
     for i in range(0, m * N, step):
-        patches = _patches(layer, inputs[i : i + step]).reshape(-1, groups, size, P)
-        weight[i : i + step] = delta[i : i + step] @ patches.transpose(2, 3)
+        rows = block[: m * N - i].copy_(patches[i : i + step]).view(-1, size, P)
+        torch.bmm(delta[i : i + step].flatten(0, 1), rows.mT, out=weight[i * groups : (i + step) * groups])
     bias = delta.sum(dim=3)
     return Rows(_within_record(weight, m, N)), Rows(_within_record(bias, m, N))
 

@@ -212,6 +212,14 @@ class LinearHead(Model):
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_kept": []}
 
+    def check_records(self, shape: tuple[int, ...]) -> None:
+        """Refuse records that are not f features in a row."""
+        if shape != (self.features,):
+            raise ValueError(
+                f"A linear head of {self.features} features takes records of the shape ({self.features},), and the "
+                f"clients' have {shape}: give it as many features as they have, each record's in a row."
+            )
+
     def initial(self) -> FloatArray:
         """θ = 0."""
         return np.zeros(self.dimension)

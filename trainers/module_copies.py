@@ -64,7 +64,9 @@ def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
         torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False),
     ):
         try:
-            torch.manual_seed(seed)
+            # `manual_seed` formats a stack trace for each kind of accelerator, even where there is none.
+            accelerated = torch.cuda.is_available() or torch.backends.mps.is_available()
+            (torch.manual_seed if accelerated else torch.default_generator.manual_seed)(seed)
             np.random.seed(seed % 2**32)  # noqa: NPY002
             random.seed(seed)
             yield

@@ -202,6 +202,10 @@ class TrainingTask(ClientTask):
         """The rehearsal's score."""
         return self.rehearsal.fit_and_score(config, records, rng)
 
+    def check_records(self, shape: tuple[int, ...]) -> None:
+        """As the model does it."""
+        self.model.check_records(shape)
+
     def check_candidate(self, config: Mapping[str, Any]) -> None:
         """Refuse what are no settings of the algorithm that is rehearsed."""
         self.rehearsal.settings_from_config(config)

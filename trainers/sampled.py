@@ -9,18 +9,21 @@ from dpray.platform.cohort.sampled import Sampled
 from dpray.platform.privacy.budget import Budget
 from dpray.platform.privacy.ledger.composing import PLD
 from dpray.platform.privacy.sampling import PoissonSampling
+from dpray.platform.privacy.units import Unit
 
 if TYPE_CHECKING:
+    from dpray.platform.privacy.ledger import Population
     from dpray.trainers.base import FederatedTrainer
 
 
-def refuse_sampling(trainer: FederatedTrainer) -> None:
+def refuse_sampling(
+    trainer: type[FederatedTrainer], sampling: PoissonSampling | None, unit: Unit, population: Population
+) -> None:
     """Refuse a sampler that does not go with a training; before a budget is calibrated, which takes a while.
 
     Raises:
         ValueError: the algorithm, its unit, or the kind of the accounts.
     """
-    sampling, population = trainer.sampling, trainer.run.population
     if sampling is None:
         return
     if not trainer.sampled:
@@ -28,10 +31,10 @@ def refuse_sampling(trainer: FederatedTrainer) -> None:
             f"{trainer.settings_type.algorithm} cannot be trained on samples: it builds on more than its rounds' sums "
             "of gradients, and the cost of that is not known. Leave out `sampling`, or take another algorithm."
         )
-    if sampling.unit is not trainer.unit:
+    if sampling.unit is not unit:
         raise ValueError(
-            f"Training protects the unit `{trainer.unit}`, and `{sampling.unit}`s were to be sampled: give "
-            f"PoissonSampling(rate, {str(trainer.unit)!r})."
+            f"Training protects the unit `{unit}`, and `{sampling.unit}`s were to be sampled: give "
+            f"PoissonSampling(rate, {str(unit)!r})."
         )
     if any(account.kind != PLD for account in population.accounts()):
         raise ValueError(

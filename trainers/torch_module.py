@@ -164,6 +164,16 @@ class TorchModule(Model):
                 "one of the size of its gradients."
             )
 
+    def check_records(self, shape: tuple[int, ...]) -> None:
+        """Refuse records of a shape on which the module raises, as it does on one of zeros."""
+        try:
+            self._route(self._parameters(self.initial()), shape)
+        except RuntimeError as error:
+            raise ValueError(
+                f"The module does not take the clients' records, of the shape {shape}: {error}. Give a module that "
+                "does, or records of the shape it is made for."
+            ) from error
+
     def usable(self, records: Records) -> BoolArray:
         """As `Model.usable`, and the module does not raise on the record at its initial parameters."""
         found = [good.cpu().numpy() for _, good, _ in self._per_record(self.initial(), records)]
@@ -222,9 +232,9 @@ class TorchModule(Model):
         random = self._draws(parameters, shape)
         stream = sha256(f"{self.seed}:".encode() + (theta.tobytes() if random else b"")).hexdigest()
         held = self._route(parameters, shape)[0].held
-        for i in range(0, n + 1, held):
+        for i in range(0, max(n, 1), held):
             x, y, good = _cleaned(records.x[i : i + held], records.y[i : i + held], self.classes)
-            if i + held > n:
+            if i + held >= n:
                 x, y = np.concatenate([x, np.zeros((1, *x.shape[1:]), x.dtype)]), np.append(y, 0)
             gradients, sound = self._evaluated(parameters, x, y, f"{stream}:{i}")
             m = len(good)

@@ -16,20 +16,24 @@ second is what the result cost.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpray.platform.cohort.client import Records
-from dpray.platform.privacy import gdp
+from dpray.platform.privacy import gdp, pld
 from dpray.platform.privacy.budget import Budget, upper_mu
 from dpray.platform.privacy.ledger import BudgetExceeded, Ledger, Plan
+from dpray.platform.privacy.ledger.composing import PLD
 from dpray.platform.privacy.mechanisms import Regime, Unit
-from dpray.platform.tracking.progress import Row
+from dpray.platform.privacy.sampling import PoissonSampling
+from dpray.platform.tracking.progress import Row, events
 from dpray.trainers.base import FederatedTrainer
 from dpray.trainers.hold_out import HoldOut
 from dpray.trainers.models import FloatArray, Model
+from dpray.trainers.sampled import quanta_of, refuse_sampling
 from dpray.trainers.settings import Settings
 from dpray.trainers.slots import claim, close, open_slots
 
@@ -69,6 +73,7 @@ class Trainings:
     quanta: int
     regime: Regime
     unit: Unit
+    sampling: PoissonSampling | None
     evaluation: Records | None
     hold_out: HoldOut | None
     stamps: tuple[str, ...]
@@ -117,6 +122,7 @@ class Trainings:
             quanta=self.quanta,
             regime=self.regime,
             unit=self.unit,
+            sampling=self.sampling,
             reserve=False,
             evaluation=self.evaluation,
         )
@@ -140,7 +146,10 @@ class Trainings:
         """The training's last row, with the score in what the run has cost."""
         of_run = account_of(run.population, self.unit).statement(run.name).run_spent
         row = dict(trainer.rows[-1]) if trainer.rows else {}
-        return row | ({} if of_run is None else {"privacy/epsilon_run": of_run.epsilon, "privacy/mu_run": of_run.mu})
+        if of_run is None:
+            return row
+        composed = {} if math.isnan(of_run.mu) else {"privacy/mu_run": of_run.mu}  # events have no μ
+        return row | {"privacy/epsilon_run": of_run.epsilon, **composed}
 
     def _search_spend(self, run: Run) -> Row:
         account = account_of(run.population, self.unit)
@@ -161,10 +170,11 @@ class TrainerTuning:
         example: any configuration of the space; what its training releases is what is set aside for each.
         name: of the search; the names of its runs in the ledger begin with it.
         trainings: most different configurations that may be tried.
-        budget, quanta: what *one* training may spend, as (ε, δ) or as μ² in quanta of 2⁻⁶⁰; exactly one.
+        budget, quanta: what *one* training may spend, as (ε, δ) or as μ² in quanta of 2⁻⁶⁰; exactly one. With
+            `sampling`, as of the trainer: by composition, or μ² without sampling.
         evaluation: records declared PUBLIC: the searcher sees `accuracy` and `loss` on them after every round; or
         hold_out: the searcher sees `score`, once at a training's end, and each costs `hold_out.quanta` more.
-        regime, unit: as of the trainer.
+        regime, unit, sampling: as of the trainer; sampled trainings are for accounts of kind `pld`.
         storage: folder on this machine that remembers which configuration has which run.
 
     Example:
@@ -178,11 +188,14 @@ class TrainerTuning:
     Early stopping (ASHA, `stop`) on what a trial reports is free; what its plan has not used comes back with `close`.
 
     *Guarantee.* All trainings and scores together are μ-GDP for `unit` with μ² = trainings · (quanta + those of a
-    score), whatever the searcher does, crashes and retries included; each is charged before it is computed. Protected
-    are the records of both cohorts; not protected is the evaluation set.
+    score), whatever the searcher does, crashes and retries included; each is charged before it is computed. With
+    `sampling` they are (ε, δ)-DP as the account composes them: every training as a line of events of its own, whose
+    sampler is the one that its clients draw from, and scores as Gaussians beside them. Protected are the records of
+    both cohorts; not protected is the evaluation set.
 
     Raises:
-        ValueError: both or neither of evaluation and hold-out, or of budget and quanta; no whole number of trainings.
+        ValueError: both or neither of evaluation and hold-out, or of budget and quanta; no whole number of trainings; a
+            sampler that does not go with the algorithm, the unit or the kind of the accounts.
         BudgetExceeded: not all trainings fit the account; nothing stays set aside, and nothing was trained.
     """
 
@@ -204,6 +217,7 @@ class TrainerTuning:
         hold_out: HoldOut | None = None,
         regime: Regime | str = Regime.DISTRIBUTED,
         unit: Unit | str = Unit.RECORD,
+        sampling: PoissonSampling | None = None,
         storage: Path | str,
         stamps: tuple[str, ...] = (),
     ) -> None:
@@ -216,7 +230,11 @@ class TrainerTuning:
             raise ValueError("Say once what one training may spend: `budget` or `quanta`.")
         if isinstance(trainings, bool) or not isinstance(trainings, int) or trainings < 1:
             raise ValueError(f"`trainings` is a whole number of at least 1, and {trainings!r} was given.")
-        spend = quanta if budget is None else budget.quanta
+        with Ledger(ledger, create=False) as opened:
+            refuse_sampling(trainer, sampling, Unit(unit), opened.population(population))
+        unlimited = budget is not None and budget.quanta is None
+        rounds = settings(example).rounds
+        spend = None if unlimited else quanta_of(budget, "budget" if quanta is None else quanta, rounds, sampling)
         if spend is None:
             raise ValueError("A training without noise is no private one: give `budget` a finite ε.")
         self.trainings, self.hold_out = trainings, hold_out
@@ -235,6 +253,7 @@ class TrainerTuning:
             quanta=spend,
             regime=Regime(regime),
             unit=Unit(unit),
+            sampling=sampling,
             evaluation=evaluation,
             hold_out=None
             if hold_out is None
@@ -356,12 +375,13 @@ def account_of(population: Population, unit: Unit) -> Account:
 
 
 def search_epsilon(account: Account, name: str) -> float:
-    """ε of all runs of a search at the account's δ, rounded up; on an account of kind `pld`, of everything charged."""
+    """ε of all runs of a search at the account's δ, rounded up; on an account of kind `pld`, composed."""
     statement = account.statement()
-    if statement.kind != "gdp":
-        return account.spent_epsilon
-    quanta = [line.amount.quanta for line in statement.lines if line.run.startswith(f"{name}/")]
+    lines = [line for line in statement.lines if line.run.startswith(f"{name}/")]
+    quanta = [line.amount.quanta for line in lines]
     whole = [each for each in quanta if each is not None]
+    if statement.kind == PLD:
+        return pld.epsilon([event for line in lines for event in events(line)], statement.delta)
     if len(whole) < len(quanta):
         return float("inf")
     return gdp.epsilon(upper_mu(sum(whole)), statement.delta) if whole else 0.0

@@ -132,7 +132,8 @@ def apps() -> tuple[Any, Any]:
 
 
 if __name__ == "__main__":
-    resources = {"client_resources": {"num_cpus": 1.0, "num_gpus": 0.0}, "init_args": {"num_cpus": CPUS}}
+    alone = {"address": "local", "num_cpus": CPUS}  # or Flower would join a Ray that runs, and wait for ever
+    resources = {"client_resources": {"num_cpus": 1.0, "num_gpus": 0.0}, "init_args": alone}
     run_simulation(*apps(), CLIENTS, backend_config=resources)
     seconds = np.diff(began).tolist()
     print(json.dumps({"first": seconds[0], "seconds": seconds[1:]}))

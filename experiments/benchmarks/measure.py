@@ -13,6 +13,7 @@ On systems without `/proc`, every burst counts as quiet, and memory is not measu
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -77,13 +78,25 @@ class Timing:
         return self.quiet < min(_ENOUGH, self.bursts)
 
 
-def race(contestants: Sequence[Contestant], *, rounds: int, wanted: int, cycles: int, patience: float = 0.0) -> None:
+def race(
+    contestants: Sequence[Contestant],
+    *,
+    rounds: int,
+    wanted: int,
+    cycles: int,
+    patience: float = 0.0,
+    limit: float = math.inf,
+) -> None:
     """Run cycles until every contestant has `wanted` quiet bursts of `rounds` rounds, or `cycles` have been run.
 
     Args:
         patience: seconds to wait, before each burst and at most, for others to become quiet.
+        limit: seconds after which no cycle begins but the first.
     """
-    for _ in range(cycles):
+    began = time.monotonic()
+    for cycle in range(cycles):
+        if cycle and time.monotonic() - began > limit:
+            return
         for contestant in contestants:
             _await_quiet(patience)
             with Others() as others:

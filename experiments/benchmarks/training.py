@@ -5,11 +5,13 @@
 | head | clipped sum of a linear head, against its non-private gradient; both float64 | ratio ≤ 1.1 |
 | cnn | clipped sum of a convolutional network, against its non-private gradient; both float32 | ratio ≤ 1.4 |
 | cnn | the same by Opacus 1.6, ghost clipping, with `--opacus PYTHON` (see `opacus_sum`) | ratio ≥ 1.7 |
-| round | 100 × 500 records on Flower's simulation, with `--flower PYTHON` (see `flower_round`) | ratio ≥ 150 |
-| round | the same on pfl-research 0.6, two processes, with `--pfl PYTHON` (see `pfl_round`) | ratio ≥ 3 |
-| round | 1 000 × 50 records on pfl-research | ratio ≥ 15 |
+| round | 100 × 500 records on pfl-research 0.6, two processes, with `--pfl PYTHON` (see `pfl_round`) | ratio ≥ 3 |
+| many | 1 000 × 50 records on the same | ratio ≥ 15 |
+| flower | 100 × 500 records on Flower's simulation, with `--flower PYTHON` (see `flower_round`) | ratio ≥ 150 |
 
-Bursts of all contestants of a table take turns. A peer whose Python is not given is left out, and the table says so.
+Bounds of rounds are about the pool as it is used, durable ledger and all, its noise added once; the other kinds stand
+beside it. Bursts of all contestants of a table take turns, and no turn begins after `--limit` seconds. A peer whose
+Python is not given is left out, and the table says so.
 The server's step is measured by `rounds --only step`.
 """
 
@@ -37,10 +39,12 @@ from dpray.platform.privacy.mechanisms import Regime
 from dpray.trainers.models import FloatArray, LinearHead
 from dpray.trainers.torch_module import TorchModule
 
-PARTS = ("head", "cnn", "round")
+PARTS = ("head", "cnn", "round", "many", "flower")
 PLAIN, OURS = "non-private gradient", "clipped sum"
 OPACUS, FLOWER, PFL = "Opacus 1.6, ghost clipping", "Flower 1.42, NumPyClient", "pfl-research 0.6, two processes"
 THREADS = 2
+_PATIENCE = 240.0
+"""Seconds for a burst of a peer's; one that hangs ends the benchmark, after the tables before it are printed."""
 _AGREEMENT = 1e-3
 """How far norms of the same sum may be apart: Opacus clips to C/(1 + 10⁻⁶/‖g‖), dpray to C/(1 + 10⁻⁴)."""
 
@@ -52,15 +56,17 @@ class Size:
     head_records: int = 10_000
     head_features: int = 256
     images: int = 256
-    cohorts: tuple[tuple[int, int], ...] = ((100, 500), (1000, 50))
+    few: tuple[int, int] = (100, 500)
+    many: tuple[int, int] = (1000, 50)
     rounds: int = 5
     wanted: int = 3
     cycles: int = 6
     patience: float = 0.0
+    limit: float = 60.0
 
 
 FULL = Size()
-QUICK = Size(200, 8, 5, ((6, 20), (12, 5)), rounds=2, wanted=1, cycles=1)
+QUICK = Size(200, 8, 5, (6, 20), (12, 5), rounds=2, wanted=1, cycles=1)
 
 
 @dataclass(frozen=True)
@@ -72,15 +78,27 @@ class Peers:
     flower: str | None = None
 
 
+@dataclass(frozen=True)
+class Peer:
+    """Whose rounds are raced: its name, the bound, the option that gives its Python, and the command, if it does."""
+
+    name: str
+    bound: int
+    option: str
+    command: list[str] | None
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print."""
     asked = _parser().parse_args(arguments)
-    size = replace(QUICK if asked.quick else FULL, patience=asked.patience)
+    size = replace(QUICK if asked.quick else FULL, patience=asked.patience, limit=asked.limit)
     peers, lines = Peers(asked.opacus, asked.pfl, asked.flower), list[str]()
     measured: dict[str, Callable[[], list[str]]] = {
         "head": partial(_head, size),
         "cnn": partial(_cnn, size, peers),
-        "round": partial(_rounds, size, peers),
+        "round": partial(_rounds, size, size.few, Peer(PFL, 3, "pfl", _pfl(peers, size.few))),
+        "many": partial(_rounds, size, size.many, Peer(PFL, 15, "pfl", _pfl(peers, size.many))),
+        "flower": partial(_rounds, size, size.few, Peer(FLOWER, 150, "flower", _flower(peers, size.few))),
     }
     for part in asked.only or PARTS:
         found = [*measured[part](), ""]
@@ -154,41 +172,54 @@ def _cnn(size: Size, peers: Peers) -> list[str]:
     return _table(title, found, PLAIN, notes)
 
 
-def _rounds(size: Size, peers: Peers) -> list[str]:
-    rows = []
-    for place, (count, records) in enumerate(size.cohorts):
-        shards, work = clients(count, records), (count, records, FEATURES, CLASSES)
-        with local_ray(object_store=2**28) as folder:
-            cohort = Cohort(LinearHead(FEATURES, CLASSES), shards, state_dir=folder / "sites")
-            with started(cohort, folder) as pool:
-                contestants: dict[str, Callable[[int], Sequence[Round]]] = {
-                    f"pool, durable ledger, {regime}": partial(pool.with_ledger, regime)
-                    for regime in (Regime.CENTRAL, Regime.DISTRIBUTED)
-                }
-                first = next(iter(contestants))
-                notes = [f"Bound for pfl-research: {(3, 15)[place]} times the pool's, noise added once (central)."]
-                if peers.pfl:
-                    launch = ("-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={THREADS}")
-                    pfl = [peers.pfl, *launch, *_command("", "pfl_round.py", *work)[1:]]
-                    contestants[PFL] = partial(_peer, [*pfl, "{}"], None)
-                else:
-                    notes.append(_left_out(PFL, "pfl"))
-                if place == 0:
-                    notes.append("Bound for Flower: 150 times.")
-                    if peers.flower:
-                        flower = _command(peers.flower, "flower_round.py", "client", *work)
-                        contestants[FLOWER] = partial(_peer, [*flower, "{}", str(machine.cores())], None)
-                    else:
-                        notes.append(_left_out(FLOWER, "flower"))
-                found = _raced(size, contestants)
-        title = f"## A round: {count} clients × {records} records, linear head {FEATURES + 1}×{CLASSES}"
-        rows += [*_table(title, found, first, notes), ""]
-    return rows[:-1]
+def _rounds(size: Size, cohort: tuple[int, int], peer: Peer) -> list[str]:
+    shards = clients(*cohort)
+    with (
+        local_ray(object_store=2**28) as folder,
+        started(Cohort(LinearHead(FEATURES, CLASSES), shards, state_dir=folder / "sites"), folder) as pool,
+    ):
+        kinds: dict[str, Callable[[int], Sequence[Round]]] = {
+            f"pool, {what}, {regime}": partial(rounds, regime)
+            for what, rounds in (("durable ledger", pool.with_ledger), ("no ledger", pool.without_ledger))
+            for regime in (Regime.CENTRAL, Regime.DISTRIBUTED)
+        }
+        racing = kinds | ({peer.name: partial(_peer, peer.command, None)} if peer.command else {})
+        found = _raced(size, racing)
+    bound = next(iter(kinds))
+    notes = [f"Bound: a round of {peer.name} takes at least {peer.bound} times as long as one of the {bound}."]
+    if peer.command:
+        times = [f"{found[peer.name].seconds / found[kind].seconds:.1f} ({kind})" for kind in kinds]
+        notes.append(f"It takes, of the medians: {', '.join(times)}.")
+    else:
+        notes.append(_left_out(peer.name, peer.option))
+    title = f"## A round: {cohort[0]} clients × {cohort[1]} records, linear head {FEATURES + 1}×{CLASSES}"
+    return _table(title, found, bound, notes)
+
+
+def _pfl(peers: Peers, cohort: tuple[int, int]) -> list[str] | None:
+    if peers.pfl is None:
+        return None
+    launch = ("-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={THREADS}")
+    return [peers.pfl, *launch, *_command("", "pfl_round.py", *cohort, FEATURES, CLASSES)[1:], "{}"]
+
+
+def _flower(peers: Peers, cohort: tuple[int, int]) -> list[str] | None:
+    if peers.flower is None:
+        return None
+    command = _command(peers.flower, "flower_round.py", "client", *cohort, FEATURES, CLASSES)
+    return [*command, "{}", str(machine.cores())]
 
 
 def _raced(size: Size, contestants: dict[str, Callable[[int], Sequence[Round]]]) -> dict[str, Timing]:
     racing = [Contestant(name, rounds) for name, rounds in contestants.items()]
-    race(racing, rounds=size.rounds, wanted=size.wanted, cycles=size.cycles, patience=size.patience)
+    race(
+        racing,
+        rounds=size.rounds,
+        wanted=size.wanted,
+        cycles=size.cycles,
+        patience=size.patience,
+        limit=size.limit,
+    )
     return {each.name: each.timing() for each in racing}
 
 
@@ -207,9 +238,8 @@ def _timed(call: Callable[[], object], threads: int | None = None) -> Callable[[
 
 def _peer(command: list[str], norm: float | None, count: int) -> list[Round]:
     """Rounds of a peer's script in a process of its own, `{}` being their number; it must find the norm, if any."""
-    done = subprocess.run(
-        [word.replace("{}", str(count)) for word in command], check=True, capture_output=True, text=True
-    )
+    words = [word.replace("{}", str(count)) for word in command]
+    done = subprocess.run(words, check=True, capture_output=True, text=True, timeout=_PATIENCE)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     if norm is not None and not np.isclose(found["norm"], norm, rtol=_AGREEMENT):
         raise ArithmeticError(f"A peer's sum has norm {found['norm']}, ours {norm}: the benchmark would mean nothing.")
@@ -254,6 +284,9 @@ def _parser() -> argparse.ArgumentParser:
         default=0.0,
         metavar="S",
         help="wait up to S seconds before a burst for a quiet machine",
+    )
+    parser.add_argument(
+        "--limit", type=float, default=FULL.limit, metavar="S", help="seconds of a table after which no turn begins"
     )
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the tables to a file, too")
     return parser

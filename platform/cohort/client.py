@@ -167,6 +167,12 @@ class ClientTask(ABC):
         A search asks it before it spends: at the clients, such a candidate is the worst one, and nobody is told why.
         """
 
+    def check_records(self, shape: tuple[int, ...]) -> None:  # noqa: B027 - most tasks take what they are given
+        """Refuse records of a shape that the task cannot compute on (`ValueError`); it depends on nothing but `shape`.
+
+        A cohort asks it before anything is spent: at the clients, such records answer nothing, and nobody is told why.
+        """
+
     def fit_and_scores(
         self, configs: Sequence[Mapping[str, Any]], records: Records, rng: np.random.Generator
     ) -> FloatArray | None:

@@ -84,9 +84,10 @@ class Cohort:
             `masked`, or `Masked(degree=…)`: SecAgg+ between clients; a pool's hosts run it for each of theirs.
 
     Raises:
-        CohortError: no clients, a client without records, records of different shapes, fewer clients than the quorum,
-            a quorum or colluders not above zero, fewer sites than the quorum with their resources on the cluster, if it
-            runs already, numbers out of range; a masked sum that could not both survive the losses and withstand the
+        CohortError: no clients, a client without records, records of different shapes or of one that the task does not
+            take (`ClientTask.check_records`; sites are asked at the start), fewer clients than the quorum, a quorum or
+            colluders not above zero, fewer sites than the quorum with their resources on the cluster, if it runs
+            already, numbers out of range; a masked sum that could not both survive the losses and withstand the
             colluders.
     """
 
@@ -123,6 +124,9 @@ class Cohort:
         self._pool = {client: shard for client, shard in shards.items() if isinstance(shard, Records)}
         self._sites = {client: shard for client, shard in shards.items() if isinstance(shard, Site)}
         self._task, self._noise, self._cap = task, noise or NoiseSource(), cap
+        for shard in self._pool.values():
+            self._check_shape(shard.x.shape[1:])
+            break  # all have one
         self._timeout, self._limit = timeout, timeout / 8 if limit is None else limit
         given = Path(state_dir)
         self._folder = given if given.parts[:1] == ("~",) else given.expanduser().absolute()
@@ -342,7 +346,8 @@ class Cohort:
         Without a Ray that runs or a cluster that is named, Ray is started on this machine, on loopback.
 
         Raises:
-            CohortError: hosts cannot be placed, cannot load their records, or hold records of different shapes.
+            CohortError: hosts cannot be placed, cannot load their records, or hold records of different shapes, or of
+                one that the task does not take.
         """
         if self._running is not None:
             return
@@ -401,8 +406,17 @@ class Cohort:
                 f"{len(up)} of {len(self.clients)} clients have come up in time, fewer than the quorum of "
                 f"{self.quorum}. A pool host takes one free CPU of the Ray cluster, a site's host the site's resources."
             )
-        if len({answer.features for answer in answers.values() if isinstance(answer, Ready)}) > 1:
+        shapes = {answer.features for answer in answers.values() if isinstance(answer, Ready)}
+        if len(shapes) > 1:
             raise CohortError("The sites' records have different numbers of features: one task needs one schema.")
+        for shape in shapes:
+            self._check_shape(shape)
+
+    def _check_shape(self, shape: tuple[int, ...]) -> None:
+        try:
+            self._task.check_records(shape)
+        except ValueError as error:
+            raise CohortError(str(error)) from None
 
     def _pool_specs(self, name: str) -> list[HostSpec]:
         cpus = int(ray.cluster_resources().get("CPU", 1)) if self._actors == "auto" else int(self._actors)

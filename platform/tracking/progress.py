@@ -105,7 +105,7 @@ class Composed:
         self._steps, self._probability = steps, sampling_probability
         self._multiplier = math.nextafter(1 / upper_mu(-(-quanta // steps)), 0.0)
         lines = self.account.statement(run.name).lines
-        self._others = [event for line in lines if line.label != label for event in _events(line)]
+        self._others = [event for line in lines if line.label != label for event in events(line)]
 
     def row(self, t: int) -> Row:
         """ε of the run after t releases, or more, and whom it protects."""
@@ -124,7 +124,7 @@ class Composed:
         return min(-(-t // stride) * stride, self._steps)
 
 
-def _events(line: Line) -> tuple[pld.Event, ...]:
+def events(line: Line) -> tuple[pld.Event, ...]:
     """What a line of a statement composes to: its steps cost the same, to the quantum."""
     if line.amount.quanta is None:
         raise ValueError(f"The releases of {line.run}/{line.label} have no noise: nothing can be composed with them.")

@@ -114,6 +114,19 @@ def test_a_loader_reads_the_file_where_it_is_called(tmp_path, monkeypatch):
     assert len(records) == 6
 
 
+def test_a_site_whose_features_have_another_width_is_refused_and_nothing_is_spent(tmp_path, make_workspace):
+    workspace = make_workspace(tmp_path / "here")
+    write(tmp_path / "north.npz", 30, 0)
+    np.savez(tmp_path / "south.npz", x=np.zeros((40, 5)), y=np.zeros(40))
+    write(workspace.folder / "public.npz", 60, 9)
+    place = tmp_path / "recipe.yaml"
+    place.write_text(changed("data", "path", str(tmp_path / "{site}.npz")))
+    done = workspace.run("run", place)
+    assert done.code == 2, done.stderr
+    assert "south" in done.stderr
+    assert not (workspace.folder / "dpray-ledger.db").exists()
+
+
 def test_one_machine_plays_all_sites(tmp_path, make_workspace):
     workspace = make_workspace(tmp_path / "here")
     for seed, (site, count) in enumerate({"north": 30, "south": 40}.items()):

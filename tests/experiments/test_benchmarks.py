@@ -44,6 +44,12 @@ def test_a_race_gives_every_contestant_its_bursts() -> None:
     assert [[len(made) for _, made in each.bursts] for each in contestants] == [[4, 4], [4, 4]]
 
 
+def test_a_race_that_takes_too_long_ends_after_a_whole_cycle() -> None:
+    contestants = [Contestant(name, lambda count: [Round(1.0)] * count) for name in ("a", "b")]
+    race(contestants, rounds=4, wanted=10**9, cycles=9, limit=0.0)
+    assert [len(each.bursts) for each in contestants] == [1, 1]
+
+
 def test_the_family_is_this_process_and_its_descendants() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         assert child.pid in family()
@@ -112,13 +118,12 @@ def test_the_training_benchmark_prints_its_ratios_and_whom_it_left_out(capsys: p
 
 
 def test_rounds_beside_peers(ray_local: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
-    training.main(["--quick", "--only", "round"])
+    training.main(["--quick", "--only", "round", "--only", "many", "--only", "flower"])
     printed = capsys.readouterr().out
     assert (
-        printed.count("| pool, durable ledger, central | ")
-        == printed.count("pfl-research 0.6, two processes: left")
-        == 2
+        printed.count("| pool, durable ledger, central | ") == printed.count("| pool, no ledger, distributed | ") == 3
     )
+    assert printed.count("pfl-research 0.6, two processes: left") == 2
     assert "Flower 1.42, NumPyClient: left out" in printed
 
 

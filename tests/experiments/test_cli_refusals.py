@@ -42,6 +42,22 @@ def changed(path, value):
     return write_yaml(document)
 
 
+def alone(**training):
+    """Without a search: settings are given."""
+    document = {**base(), "shares": {"training": 1}}
+    del document["search"]
+    settings = {"algorithm": "dp_fedsofim", "rounds": 3, "learning_rate": 1.0, "clip": 1.0}
+    return write_yaml({**document, "training": {**settings, **training}})
+
+
+def at_sites(sites, features=4):
+    """Records that stay where they are."""
+    evaluation = {"public": True, "path": "public.npz"}
+    document = {**base(), "cohort": {"sites": sites}}
+    document["data"] = {"path": "/srv/{site}.npz", "features": features, "classes": 3, "evaluation": evaluation}
+    return write_yaml(document)
+
+
 def ray_runs():
     ray = sys.modules.get("ray")
     return ray is not None and ray.is_initialized()
@@ -109,6 +125,27 @@ TABLE = {
         ["at most 100", "client-"],
     ),
     "a setting the algorithm refuses": (changed("training.momentum", 1.0), ["`training.momentum`", "below 1"]),
+    "no rounds": (alone(rounds=0), ["`training.rounds`", "at least 1", "0"]),
+    "a clip of zero": (alone(clip=0), ["`training.clip`", "above 0", "0"]),
+    "a negative clip": (alone(clip=-1), ["`training.clip`", "above 0", "-1"]),
+    "a damping of zero": (alone(rho=0), ["`training.rho`", "above 0", "0"]),
+    "a negative damping": (alone(rho=-0.5), ["`training.rho`", "above 0", "-0.5"]),
+    "a momentum of one": (alone(momentum=1), ["`training.momentum`", "below 1", "1"]),
+    "a negative momentum": (alone(momentum=-0.1), ["`training.momentum`", "at least 0", "-0.1"]),
+    "a clip of zero among the candidates": (
+        changed("search.space", {"clip": {"grid": [1.0, 0.0]}, "learning_rate": 1.0}),
+        ["`search.space.clip`", "above 0", "0"],
+    ),
+    "a damping of zero among the candidates": (
+        changed("search.space.rho", {"grid": [0.5, 0.0]}),
+        ["`search.space.rho`", "above 0", "0"],
+    ),
+    "a momentum of one among the candidates": (
+        changed("search.space.momentum", {"choice": [0.5, 1.0]}),
+        ["`search.space.momentum`", "below 1", "1"],
+    ),
+    "a site without records": (at_sites({"north": 0, "south": 40}), ["`cohort.sites", "at least 1", "0"]),
+    "a model without parameters": (at_sites({"north": 30}, features=0), ["`data.features`", "at least 1", "0"]),
     "a folder as MLflow's store": (changed("tracking.uri", "./mlruns"), ["./mlruns", "sqlite:///mlflow.db"]),
     "a ledger in memory": (changed("ledger", "sqlite://"), ["memory", "file"]),
     "a key twice": (write_yaml(base()) + "name: other\n", ["`name`", "twice"]),

@@ -51,6 +51,9 @@ class PlayedCohort:
         self.terms = Terms(self.task.dimension, self.task.relative_error, len(sizes), sum(sizes))
         self.script, self.asked = {}, []
 
+    def start(self):
+        pass
+
     def trust(self, regime):
         return str(regime)
 
@@ -134,6 +137,9 @@ class AloneCohort:
 
     def attached(self):
         return self
+
+    def start(self):
+        pass
 
     def trust(self, regime):
         return str(regime)

@@ -84,6 +84,21 @@ class LocalSearchTask(ClientTask):
         """Errors: as `settings`."""
         self.settings(config)
 
+    def check_records(self, shape: tuple[int, ...]) -> None:
+        """Refuse records that a model raises on, as it does on one of zeros."""
+        import torch
+
+        searched = self.model.fresh()
+        try:
+            searched.logits([value[None] for value in searched.initial(0)], torch.zeros(1, *shape))
+        except Exception as error:
+            raise ValueError(
+                f"The model that is searched for does not take the clients' records, of the shape {shape} "
+                f"({type(error).__name__}: {error}): give one that does, or records of the shape it is made for."
+            ) from error
+        if self.gradients is not None:
+            self.gradients.check_records(shape)
+
     # The search ---------------------------------------------------------------------------------------------------
 
     def fit_and_score(self, config: Mapping[str, Any], records: Records, rng: np.random.Generator) -> float:
