@@ -1,7 +1,7 @@
 """One client's data replaced by anything: the sum of ballots moves within Δ = √(2·min(k, p−k)), and nothing else does.
 
-The server is told, by a host: how many clients answered for a candidate, the noise that the host counts with, and noised
-ballots. Noise and the clients' private seeds are the same in both worlds, so what differs is the data's doing.
+The server is told, by a host: how many clients answered for a candidate, the noise that the host counts with, and
+noised ballots. Noise and the clients' private seeds are the same in both worlds, so what differs is the data's doing.
 """
 
 import math
