@@ -193,7 +193,7 @@ def download(kind: str, root: Path) -> str | None:
         None if it is there now, else a sentence that says why not.
     """
     try:
-        from torchvision import datasets
+        from torchvision import datasets  # type: ignore[import-not-found]
     except ImportError:
         return "torchvision, which would fetch it, is not installed (`pip install torchvision`)."
     patience = socket.getdefaulttimeout()
