@@ -3,9 +3,10 @@
 | name           | task                         | from                                 | features             |
 |----------------|------------------------------|--------------------------------------|----------------------|
 | digits         | 10 digits, 8 × 8             | scikit-learn (a dependency)          | 64, / 16             |
-| mnist          | 10 digits, 28 × 28           | `mnist.npz`                          | 784, / 255           |
+| mnist          | 10 digits, 28 × 28           | `mnist.npz`, or torchvision's files  | 784, / 255           |
 | adult          | income above 50 000          | `adult.npz`                          | 108, `ADULT_SCALES`  |
 | cifar10        | 10 objects, frozen features  | `cifar10_jpeg_effnetlite0_rp256.npz` | 256, / 8             |
+| cifar10_images | 10 objects, 32 × 32 colour   | torchvision's files                  | 3 072, / 255         |
 | cifar10_jpeg   | 10 objects, 32 × 32 colour   | `cifar10_jpeg_full60k.npz`           | 3 072, / 255         |
 | cifar10_jpeg16 | the same at 16 × 16          | `cifar10_jpeg_full60k.npz`           | 768, / 255           |
 | pneumoniamnist | pneumonia, 28 × 28           | `pneumoniamnist_balanced.npz`        | 784, / 255           |
@@ -15,7 +16,8 @@ A record becomes features through constants that were fixed without looking at t
 what a category list says, a round number for an amount. A scaler fitted on records would make each record's features
 depend on all others.
 
-Folder: the argument, else the environment variable DPRAY_DATA. Nothing is downloaded.
+Folder: the argument, else the environment variable DPRAY_DATA. What torchvision keeps and is not there, it is asked to
+fetch, if it is installed: into the folder, or into `~/.cache/dpray/data` where none is named. Nothing else is fetched.
 """
 
 from __future__ import annotations
@@ -30,6 +32,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dpray.platform import torchvision_files
+from dpray.platform.torchvision_files import Unlike
+
 FloatArray = NDArray[np.float64]
 
 ADULT_SCALES: Mapping[str, float] = {
@@ -41,6 +46,7 @@ ADULT_SCALES: Mapping[str, float] = {
     "hours_per_week": 100.0,
 }
 """Public round numbers by which Adult's numeric columns are divided."""
+_FETCHED = "~/.cache/dpray/data"
 _CIFAR_SCALE = 8.0
 _TEST_FOLD = 0
 _UCI = ("protein", "keggundirected", "bike", "gas", "parkinsons")
@@ -56,10 +62,6 @@ class DatasetMissing(DatasetError):  # noqa: N818 - an outcome callers handle
 
 class DatasetDamaged(DatasetError):  # noqa: N818 - an outcome callers handle
     """The file is there and is not what it must be."""
-
-
-class _Unlike(ValueError):  # noqa: N818 - becomes part of a DatasetDamaged
-    """An array is not what the format says, in words that tell nothing of a record."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,11 +94,30 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Source:
-    """Where a data set comes from. `file`: in the data folder, None if bundled; `get`: how to have it."""
+    """Where a data set comes from.
+
+    Attributes:
+        read: from arrays to records.
+        file: an archive in the data folder that holds the arrays.
+        get: how to have it, in a sentence.
+        torchvision: the class of torchvision whose files hold the arrays where there is no archive.
+    """
 
     read: Callable[[Mapping[str, NDArray[Any]]], Dataset]
     file: str | None = None
     get: str = ""
+    torchvision: str | None = None
+
+    @property
+    def bundled(self) -> bool:
+        """Whether it comes with a dependency."""
+        return self.file is None and self.torchvision is None
+
+    @property
+    def place(self) -> str:
+        """What is looked for in the folder."""
+        kept = None if self.torchvision is None else torchvision_files.READERS[self.torchvision][0]
+        return " or ".join(each for each in (self.file, kept) if each is not None)
 
 
 def names() -> tuple[str, ...]:
@@ -118,30 +139,46 @@ def load(name: str, folder: Path | str | None = None) -> Dataset:
     source = _SOURCES.get(name)
     if source is None:
         raise DatasetMissing(f"There is no data set {name!r}; there are {', '.join(names())}.")
-    if source.file is None:
+    if source.bundled:
         return source.read({})
     path = _found(name, source, folder)
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            return source.read({key: arrays[key] for key in arrays.files if _needed(name, key)})
+        return source.read(_arrays(name, source, path))
     except Exception as error:  # whatever it is: its text and its frames may hold what stands in a record
-        why = str(error) if isinstance(error, _Unlike) else type(error).__name__
+        why = str(error) if isinstance(error, Unlike) else type(error).__name__
         raise DatasetDamaged(
             f"{path} is not the file that data set {name!r} is read from ({why}). {source.get}"
         ) from None
 
 
+def _arrays(name: str, source: Source, path: Path) -> Mapping[str, NDArray[Any]]:
+    if source.torchvision is not None and path.is_dir():
+        return torchvision_files.READERS[source.torchvision][1](path)
+    with np.load(path, allow_pickle=False) as arrays:
+        return {key: arrays[key] for key in arrays.files if _needed(name, key)}
+
+
 def _found(name: str, source: Source, folder: Path | str | None) -> Path:
+    """The archive, or torchvision's folder, which torchvision is asked for if neither is there."""
     given = folder if folder is not None else os.environ.get("DPRAY_DATA") or None
+    root, files = Path(given or _FETCHED).expanduser(), []
+    if source.file is not None and given is not None:
+        files.append(root / source.file)
+    if source.torchvision is not None:
+        files.append(root / torchvision_files.READERS[source.torchvision][0])
+    for path in files:
+        if path.exists():
+            return path
+    refused = None if source.torchvision is None else torchvision_files.download(source.torchvision, root)
+    if source.torchvision is not None and refused is None:
+        return files[-1]
+    how = " ".join(sentence for sentence in (source.get, refused) if sentence)
     if given is None:
         raise DatasetMissing(
-            f"Data set {name!r} is read from the file {source.file}, and no folder was named: set DPRAY_DATA to the "
-            f"folder that holds it. {source.get}"
+            f"Data set {name!r} is read from {source.place}, and no folder was named: set DPRAY_DATA to the folder "
+            f"that holds it. {how}"
         )
-    path = Path(given).expanduser() / str(source.file)
-    if not path.is_file():
-        raise DatasetMissing(f"Data set {name!r} is read from {path}, which is not there. {source.get}")
-    return path
+    raise DatasetMissing(f"Data set {name!r} is read from {' or '.join(map(str, files))}, which is not there. {how}")
 
 
 def _needed(name: str, key: str) -> bool:
@@ -229,6 +266,16 @@ def _cifar_images(name: str, halved: bool) -> Callable[[Mapping[str, NDArray[Any
     return read
 
 
+def _cifar_pixels(arrays: Mapping[str, NDArray[Any]]) -> Dataset:
+    return _dataset(
+        "cifar10_images",
+        (_pixels(arrays["x_train"]), arrays["y_train"], _pixels(arrays["x_test"]), arrays["y_test"]),
+        ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
+        "not stated by its publisher",
+        "CIFAR-10 as published, 50 000 and 10 000. Pixels 0 … 255 are divided by 255, channels first.",
+    )
+
+
 def _pneumonia(arrays: Mapping[str, NDArray[Any]]) -> Dataset:
     x_train = np.concatenate([_pixels(arrays["train_images"]), _pixels(arrays["val_images"])])
     y_train = np.concatenate([arrays["train_labels"], arrays["val_labels"]])
@@ -261,7 +308,7 @@ def _regression(name: str) -> Callable[[Mapping[str, NDArray[Any]]], Dataset]:
 
 def _pixels(images: NDArray[Any]) -> FloatArray:
     if images.dtype != np.uint8:
-        raise _Unlike(f"images are uint8, not {images.dtype}")
+        raise Unlike(f"images are uint8, not {images.dtype}")
     return images.reshape(len(images), -1) / 255.0
 
 
@@ -277,9 +324,9 @@ def _dataset(
     kind = np.int64 if classes else np.float64
     for x, y in ((x_train, y_train), (x_test, y_test)):
         if x.ndim != 2 or y.ndim != 1 or len(x) != len(y) or x.shape[1] != x_train.shape[1]:
-            raise _Unlike("features and labels do not belong together")
+            raise Unlike("features and labels do not belong together")
         if classes and len(y) and not (y.min() >= 0 and y.max() < len(classes)):
-            raise _Unlike(f"labels are outside 0 … {len(classes) - 1}")
+            raise Unlike(f"labels are outside 0 … {len(classes) - 1}")
     ready = [np.ascontiguousarray(x, dtype=np.float64) for x in (x_train, x_test)]
     return Dataset(name, ready[0], y_train.astype(kind), ready[1], y_test.astype(kind), classes, licence, notes)
 
@@ -293,10 +340,16 @@ _SOURCES: dict[str, Source] = {
         _mnist,
         "mnist.npz",
         "Get it with `curl -O https://storage.googleapis.com/tensorflow/tf-keras-datasets/mnist.npz` (11 MB).",
+        "MNIST",
     ),
     "adult": Source(_adult, "adult.npz", f"It is UCI Adult (https://archive.ics.uci.edu/dataset/2). {_BY_HAND}"),
     "cifar10": Source(
         _cifar, "cifar10_jpeg_effnetlite0_rp256.npz", f"It holds features of CIFAR-10 by a public backbone. {_BY_HAND}"
+    ),
+    "cifar10_images": Source(
+        _cifar_pixels,
+        get="Unpack cifar-10-python.tar.gz of https://www.cs.toronto.edu/~kriz/cifar.html (163 MB) there.",
+        torchvision="CIFAR10",
     ),
     **{
         name: Source(

@@ -98,6 +98,7 @@ def draw(rows: Sequence[Trained], place: Path) -> None:
         axes.set_xticks(range(len(budgets)), [f"{budget:g}" for budget in budgets])
         axes.set_xlabel("total ε")
         axes.set_title(f"{partition}, n = 100", fontsize=9)
-        axes.legend(fontsize=7, loc="lower right")
+    panels[0].set_ylabel("accuracy of the private model", fontsize=8)
+    figure.legend(*panels[0].get_legend_handles_labels(), fontsize=7, loc="outside lower center", ncols=4)
     figure.suptitle(f"Vote and private training, Adult\n{NOTE}", fontsize=8)
     figure.savefig(place, dpi=85)

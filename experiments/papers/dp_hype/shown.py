@@ -177,14 +177,17 @@ def draw(table: Table, found: Mapping[Population, Shown], place: Path) -> None:
 
     columns = min(3, len(found))
     lines = math.ceil(len(found) / columns)
-    figure = Figure(figsize=(1 + 3.6 * columns, 0.7 + 2.7 * lines), layout="constrained")
+    figure = Figure(figsize=(1 + 3.6 * columns, 1.1 + 2.7 * lines), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(lines, columns, squeeze=False, sharey=True).ravel()
     for axes, (population, shown) in zip(panels, found.items(), strict=False):
         _panel(axes, population, shown)
+    for axes in panels[::columns]:
+        axes.set_ylabel("accuracy", fontsize=7)
     for axes in panels[len(found) :]:
         axes.axis("off")
-    panels[0].legend(fontsize=6, loc="lower right")
+    drawn = {line.get_label(): line for axes in panels for line in axes.get_lines()}  # not every panel has every method
+    figure.legend(handles=list(drawn.values()), fontsize=7, loc="outside lower center", ncols=5)
     figure.suptitle(f"{table.title} ({NOTE})", fontsize=9)
     figure.savefig(place, dpi=80)
 

@@ -93,7 +93,7 @@ class Job:
         return self.condition.key
 
 
-_REDUCED = (Block(("iid", "dir0.5"), (50,)), Block(("iid", "dir0.5"), (100,)))
+_REDUCED = (Block(("iid", "dir0.5"), (100, 50)), Block(("dir5", "dir30"), (100, 50)))
 
 TABLES = {
     table.name: table
@@ -110,7 +110,7 @@ TABLES = {
             ),
             range(300, 305),
         ),
-        Table("mnist", "MNIST, reduced", _REDUCED, range(300, 303)),
+        Table("mnist", "MNIST, reduced", (*_REDUCED, Block(("iid",), (250,))), range(300, 303)),
         Table("cifar", "CIFAR-10-JPEG, reduced", _REDUCED, range(300, 303)),
     )
 }

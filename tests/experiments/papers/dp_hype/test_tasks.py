@@ -33,7 +33,7 @@ def test_networks_are_the_papers_at_its_size():
     assert size(CifarNet()()) == convolutions + 2 * (32 + 32 + 64 + 128) + 1_290
 
 
-@pytest.mark.parametrize(("net", "shape"), [(MnistNet(14, 4), (1, 14, 14)), (CifarNet(4), (3, 16, 16))])
+@pytest.mark.parametrize(("net", "shape"), [(MnistNet(10, 8), (1, 10, 10)), (CifarNet(4), (3, 8, 8))])
 def test_reduced_networks_take_reduced_images(net, shape):
     import torch
 
@@ -61,6 +61,26 @@ def test_adults_whole_data_is_used_as_in_the_paper(data_dir, monkeypatch):
     amounts = np.concatenate([client.x for client in ground.clients])[:, [0, 10, 27, 63, 64, 65]]
     assert np.abs(amounts.mean(axis=0)).max() < 0.12  # the published columns, in units that were meant for them
     assert amounts.std(axis=0) == pytest.approx(1.0, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "channels", "side", "edge", "units"), [("mnist", 1, 28, 4, (0.13, 0.31)), ("cifar", 3, 16, 0, (0.5, 0.25))]
+)
+def test_images_are_reduced_by_means_of_four_pixels_and_public_constants(name, channels, side, edge, units):
+    """By loops; and a record's features are the same without the others."""
+    task, small = TASKS[name], (side - 2 * edge) // 2
+    x = np.random.default_rng(0).random((2, channels * side * side))
+    found = Condition(task, "iid", 2, 0)._features(x)
+    assert task.side == small
+    for record, image in zip(found, x.reshape(2, channels, side, side), strict=True):
+        means = [
+            image[c, edge + 2 * i : edge + 2 * i + 2, edge + 2 * j : edge + 2 * j + 2].mean()
+            for c in range(channels)
+            for i in range(small)
+            for j in range(small)
+        ]
+        np.testing.assert_allclose(record, (np.array(means) - units[0]) / units[1], rtol=1e-12)
+    np.testing.assert_array_equal(Condition(task, "iid", 2, 0)._features(x[1:])[0], found[1])
 
 
 def test_numbers_of_a_population_are_computed_once(data_dir, monkeypatch, tmp_path):
