@@ -9,13 +9,15 @@
 | cifar10_jpeg   | 10 objects, 32 × 32 colour   | `cifar10_jpeg_full60k.npz`           | 3 072, / 255         |
 | cifar10_jpeg16 | the same at 16 × 16          | `cifar10_jpeg_full60k.npz`           | 768, / 255           |
 | pneumoniamnist | pneumonia, 28 × 28           | `pneumoniamnist_balanced.npz`        | 784, / 255           |
+| pathmnist      | 9 tissues, 28 × 28 colour    | `pathmnist.npz`, as MedMNIST has it  | 2 352, / 255         |
 | protein, keggundirected, bike, gas, parkinsons | regression | `uci_regression_fallback.npz` | 9 … 128, as they are |
 
 A record becomes features through constants that were fixed without looking at the data it is in: what a pixel can be,
 what a category list says, a round number for an amount. A scaler fitted on records would make each record's features
 depend on all others.
 
-Folder: the argument, else the environment variable DPRAY_DATA. Nothing is downloaded.
+Folder: the argument, else the environment variable DPRAY_DATA. Nothing is downloaded but PathMNIST, where its file is
+not in the folder and the package `medmnist` is installed: that package keeps it in its own folder, checked by its MD5.
 """
 
 from __future__ import annotations
@@ -92,11 +94,15 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Source:
-    """Where a data set comes from. `file`: in the data folder, None if bundled; `get`: how to have it."""
+    """Where a data set comes from. `file`: in the data folder, None if bundled; `get`: how to have it.
+
+    `fetch`: its publisher's package to the folder that holds the file then, None where there is no such package.
+    """
 
     read: Callable[[Mapping[str, NDArray[Any]]], Dataset]
     file: str | None = None
     get: str = ""
+    fetch: Callable[[], Path | None] = lambda: None
 
 
 def names() -> tuple[str, ...]:
@@ -133,15 +139,18 @@ def load(name: str, folder: Path | str | None = None) -> Dataset:
 
 def _found(name: str, source: Source, folder: Path | str | None) -> Path:
     given = folder if folder is not None else os.environ.get("DPRAY_DATA") or None
+    if given is not None and (Path(given).expanduser() / str(source.file)).is_file():
+        return Path(given).expanduser() / str(source.file)
+    fetched = source.fetch()
+    if fetched is not None and (fetched / str(source.file)).is_file():
+        return fetched / str(source.file)
     if given is None:
         raise DatasetMissing(
             f"Data set {name!r} is read from the file {source.file}, and no folder was named: set DPRAY_DATA to the "
             f"folder that holds it. {source.get}"
         )
     path = Path(given).expanduser() / str(source.file)
-    if not path.is_file():
-        raise DatasetMissing(f"Data set {name!r} is read from {path}, which is not there. {source.get}")
-    return path
+    raise DatasetMissing(f"Data set {name!r} is read from {path}, which is not there. {source.get}")
 
 
 def _needed(name: str, key: str) -> bool:
@@ -229,17 +238,33 @@ def _cifar_images(name: str, halved: bool) -> Callable[[Mapping[str, NDArray[Any
     return read
 
 
-def _pneumonia(arrays: Mapping[str, NDArray[Any]]) -> Dataset:
-    x_train = np.concatenate([_pixels(arrays["train_images"]), _pixels(arrays["val_images"])])
-    y_train = np.concatenate([arrays["train_labels"], arrays["val_labels"]])
-    return _dataset(
-        "pneumoniamnist",
-        (x_train, y_train.ravel(), _pixels(arrays["test_images"]), arrays["test_labels"].ravel()),
-        ("normal", "pneumonia"),
-        "CC BY 4.0 (MedMNIST v2)",
-        "A balanced undersample, not the official MedMNIST file; its training and validation parts together are the "
-        "training set. Pixels 0 … 255 are divided by 255.",
-    )
+def _medical(name: str, classes: tuple[str, ...], notes: str) -> Callable[[Mapping[str, NDArray[Any]]], Dataset]:
+    """A file as MedMNIST has them: images (n, 28, 28) or (n, 28, 28, 3), labels (n, 1), in three parts."""
+
+    def read(arrays: Mapping[str, NDArray[Any]]) -> Dataset:
+        x_train = np.concatenate([_pixels(arrays["train_images"]), _pixels(arrays["val_images"])])
+        y_train = np.concatenate([arrays["train_labels"], arrays["val_labels"]])
+        return _dataset(
+            name,
+            (x_train, y_train.ravel(), _pixels(arrays["test_images"]), arrays["test_labels"].ravel()),
+            classes,
+            "CC BY 4.0 (MedMNIST v2)",
+            f"{notes} Training and validation parts together are the training set. Pixels 0 … 255 are divided by 255.",
+        )
+
+    return read
+
+
+def _by_medmnist() -> Path | None:
+    """Folder in which the package `medmnist` has PathMNIST now; None if it is not installed, or could not get it."""
+    try:
+        from medmnist import PathMNIST
+    except ImportError:
+        return None
+    try:
+        return Path(PathMNIST(split="train", download=True).root)
+    except Exception:  # no network, or no torchvision that fits torch: it says so in many ways
+        return None
 
 
 def _regression(name: str) -> Callable[[Mapping[str, NDArray[Any]]], Dataset]:
@@ -284,6 +309,17 @@ def _dataset(
     return Dataset(name, ready[0], y_train.astype(kind), ready[1], y_test.astype(kind), classes, licence, notes)
 
 
+_TISSUES = (
+    "adipose",
+    "background",
+    "debris",
+    "lymphocytes",
+    "mucus",
+    "smooth muscle",
+    "normal colon mucosa",
+    "cancer-associated stroma",
+    "colorectal adenocarcinoma epithelium",
+)
 _BY_HAND = (
     "Get it from its publisher, convert it (dpray.platform.datasets shows each file's arrays), and name its folder."
 )
@@ -307,7 +343,20 @@ _SOURCES: dict[str, Source] = {
         for name, halved in (("cifar10_jpeg", False), ("cifar10_jpeg16", True))
     },
     "pneumoniamnist": Source(
-        _pneumonia, "pneumoniamnist_balanced.npz", f"It is a part of MedMNIST (https://medmnist.com). {_BY_HAND}"
+        _medical(
+            "pneumoniamnist",
+            ("normal", "pneumonia"),
+            "A balanced undersample, not the official MedMNIST file.",
+        ),
+        "pneumoniamnist_balanced.npz",
+        f"It is a part of MedMNIST (https://medmnist.com). {_BY_HAND}",
+    ),
+    "pathmnist": Source(
+        _medical("pathmnist", _TISSUES, "The test part is from another hospital than the training part."),
+        "pathmnist.npz",
+        "Get it with `curl -Lo pathmnist.npz 'https://zenodo.org/records/10519652/files/pathmnist.npz?download=1'` "
+        "(206 MB); or install `dpray[medical]`, whose medmnist downloads it with a torchvision that fits torch.",
+        _by_medmnist,
     ),
     **{
         name: Source(
