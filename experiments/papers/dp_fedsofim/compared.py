@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from dpray.experiments.papers.dp_fedsofim.methods import REFERENCE
 from dpray.experiments.papers.dp_fedsofim.tables import ANY, EPSILONS, NONE, Row
@@ -80,7 +81,7 @@ def difference(by_seed: Mapping[int, Row], reference: Mapping[int, Row]) -> Inte
     return plain([100 * (by_seed[seed].accuracy - reference[seed].accuracy) for seed in shared])
 
 
-def first_at(curve: Sequence[float], target: float) -> int | None:
+def first_at(curve: ArrayLike, target: float) -> int | None:
     """First round, from 1, after which the accuracy is at least `target`."""
     there = np.flatnonzero(np.asarray(curve) >= target)
     return int(there[0]) + 1 if there.size else None

@@ -31,7 +31,9 @@ from dpray.trainers.models import take
 FloatArray = NDArray[np.float64]
 
 PARTITIONS: Mapping[str, Mapping[str, object]] = {"iid": {}, "dirichlet": {"alpha": 0.5}}
-_WIDTH, _GAIN, _SEED = 256, 3.0, 28
+WIDTH = 256
+"""Features of every task."""
+_GAIN, _SEED = 3.0, 28
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Task:
 
     Attributes:
         name, title: in CSVs; in text.
-        dataset: as `datasets.load` knows it.
+        dataset, classes, records: as `datasets.load` knows it, with the size of its training set; public.
         features: pixels or published features to what is trained on, record by record.
         covariance_clip: C_c of DP-FedFC, a public round number about as long as its feature rows.
         held_out: share of the training records on which settings are tuned.
@@ -50,6 +52,8 @@ class Task:
     name: str
     title: str
     dataset: str
+    classes: int
+    records: int
     features: Callable[[FloatArray], FloatArray]
     covariance_clip: float
     held_out: float = 0.1
@@ -68,17 +72,17 @@ class Ground:
 def random_features(x: FloatArray) -> FloatArray:
     """tanh(3 P(x − ½)), (n, 256), of pixels in [0, 1]."""
     pixels = x.shape[1]
-    P = np.random.default_rng([_SEED, pixels]).standard_normal((pixels, _WIDTH)) / np.sqrt(pixels)
+    P = np.random.default_rng([_SEED, pixels]).standard_normal((pixels, WIDTH)) / np.sqrt(pixels)
     return np.asarray(np.tanh(_GAIN * ((x - 0.5) @ P)))
 
 
 TASKS = {
     task.name: task
     for task in (
-        Task("cifar10", "CIFAR-10-JPEG features", "cifar10", lambda x: 8.0 * x, 25.0),
-        Task("cifar10-eighth", "CIFAR-10-JPEG features ÷ 8", "cifar10", lambda x: x, 25.0 / 8, secondary=True),
-        Task("pneumonia", "PneumoniaMNIST (balanced), random features", "pneumoniamnist", random_features, 8.0, 0.2),
-        Task("pathmnist", "PathMNIST, random features", "pathmnist", random_features, 8.0),
+        Task("cifar10", "CIFAR-10-JPEG features", "cifar10", 10, 50_000, lambda x: 8.0 * x, 25.0),
+        Task("cifar10-eighth", "CIFAR-10-JPEG features ÷ 8", "cifar10", 10, 50_000, lambda x: x, 3.125, secondary=True),
+        Task("pneumonia", "PneumoniaMNIST (balanced)", "pneumoniamnist", 2, 2_698, random_features, 8.0, 0.2),
+        Task("pathmnist", "PathMNIST", "pathmnist", 9, 100_000, random_features, 8.0),
     )
 }
 
@@ -94,7 +98,7 @@ def ground(task: str) -> Ground:
 
 
 def tuning_ground(task: str, seed: int) -> Ground:
-    """A task's training part alone, in two: what is scored is drawn from it by the seed. The test part is not touched."""
+    """A task's training part alone, in two: records that are scored are drawn from it; none is of the test part."""
     whole = ground(task)
     order = np.random.default_rng([seed, 7]).permutation(len(whole.train))
     out = round(TASKS[task].held_out * len(order))

@@ -86,10 +86,10 @@ class Box:
 
     def at(self, point: FloatArray) -> dict[str, float]:
         """Parameters at a point of (0, 1)³, to four digits."""
-        inside = zip(self.bounds.items(), point, strict=False)
-        return {
-            name: float(f"{math.exp(math.log(low) + u * math.log(high / low)):.4g}") for (name, (low, high)), u in inside
-        }
+        found = {}
+        for (name, (low, high)), u in zip(self.bounds.items(), point, strict=False):
+            found[name] = float(f"{low * math.exp(u * math.log(high / low)):.4g}")
+        return found
 
 
 def points(trials: int) -> FloatArray:

@@ -26,7 +26,9 @@ from dpray.platform.privacy.local_steps import LocalSteps
 from dpray.platform.privacy.mechanisms import ClippedSum, FeatureCovariance, Mechanism, Regime, Unit
 from dpray.platform.privacy.noise import NoiseSource, counted_noisers
 from dpray.trainers.fedfc import FedFCSettings
+from dpray.trainers.momentum import momentum_noise_energy
 from dpray.trainers.settings import Settings
+from dpray.trainers.sofim import SOFIMSettings
 
 FloatArray = NDArray[np.float64]
 
@@ -83,6 +85,27 @@ def covariance_std(settings: FedFCSettings, condition: Condition, features: int,
     mechanism = FeatureCovariance(settings.covariance_clip, features, records)
     quanta = share(condition.quanta, settings.covariance_share)
     return _std(mechanism, quanta, condition.regime, condition.clients)
+
+
+def reversal(settings: SOFIMSettings, s: float, dimension: int) -> float:
+    """βf/ρ, f = E‖M_noise‖² after many rounds: above 1, H G points uphill where noise is most of G. Public.
+
+    M holds (1−β) of this very round's noise, and H takes the part along M out of G: with G = g + z and noise most of
+    both, M·G ≈ (1−β)‖z‖² ≈ (1−β)ds², ‖M‖² ≈ f = ds²(1−β)/(1+β), so that
+
+        H G ≈ (G − aM)/ρ,  a = (1+β)f/(ρ + f)
+
+    M's signal is g, too, once g hardly changes: on average the step goes by (1 − a)g/ρ, which is uphill as soon as
+    a > 1, that is, βf > ρ, and goes to −βg/ρ. With `debias` a goes to (1+β)‖g‖²/(ρ + ‖g‖²) instead: uphill only
+    where β‖g‖² > ρ, too. With v = M̂ nothing of the kind happens: the step is along M̂, whatever its length.
+
+    Args:
+        settings: β and ρ, `precondition="gradient"`.
+        s: std of the noise on each coordinate of G.
+        dimension: d.
+    """
+    f = momentum_noise_energy(dimension, s, settings.momentum, 1_000_000)
+    return settings.momentum * f / settings.rho
 
 
 @cache

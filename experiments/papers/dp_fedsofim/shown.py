@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,11 +24,15 @@ from dpray.experiments.papers.dp_fedsofim.compared import (
     rounds_earlier,
     table,
 )
-from dpray.experiments.papers.dp_fedsofim.data import TASKS
-from dpray.experiments.papers.dp_fedsofim.methods import MATCHED, REFERENCE
+from dpray.experiments.papers.dp_fedsofim.data import TASKS, WIDTH
+from dpray.experiments.papers.dp_fedsofim.methods import MATCHED, REFERENCE, paper
+from dpray.experiments.papers.dp_fedsofim.noise import Condition, gradient_std, reversal
 from dpray.experiments.papers.dp_fedsofim.tables import EPSILONS, Row
+from dpray.platform.privacy.mechanisms import Regime
+from dpray.trainers.sofim import SOFIMSettings
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
 
 PAIRS = (
@@ -71,7 +76,7 @@ def written(rows: Sequence[Row]) -> str:
     ]
     for place, cell in found.items():
         parts.append(f"#### {TASKS[place.task].title}, {place.title}")
-        parts += sections(cell)
+        parts += [*sections(cell), table("noise", {"βf/ρ of SOFIM gradient, uphill above 1": _reversals(place)})]
     return "\n\n".join(parts) + "\n"
 
 
@@ -82,13 +87,23 @@ def sections(cell: Cells) -> list[str]:
         name: [percent(accuracy(cell[name, each])) if (name, each) in cell else "" for each in EPSILONS]
         for name in shown
     }
-    differences = {f"{method} − {other}": [points(each) for each in pairs(cell, method, other)] for method, other in PAIRS}
-    rounds = {
-        name: [earlier(rounds_earlier(cell.get((name, each), {}), cell.get((REFERENCE, each), {}))) for each in EPSILONS]
-        for name in shown
-        if name != REFERENCE and "means" not in name
-    }
+    differences = {f"{one} − {other}": [points(each) for each in pairs(cell, one, other)] for one, other in PAIRS}
+    rounds = {}
+    for name in shown:
+        if name != REFERENCE and "means" not in name:
+            found = [(cell.get((name, each), {}), cell.get((REFERENCE, each), {})) for each in EPSILONS]
+            rounds[name] = [earlier(rounds_earlier(*each)) for each in found]
     return [table("accuracy", accuracies), table("difference", differences), table("rounds earlier", rounds)]
+
+
+def _reversals(place: Place) -> list[str]:
+    task = TASKS[place.task]
+    settings, condition = paper(task)["SOFIM gradient"], Condition(1.0, Regime(place.regime), place.clients)
+    assert isinstance(settings, SOFIMSettings)
+    d, N = (WIDTH + 1) * task.classes, task.records
+    conditions = [replace(condition, epsilon=epsilon) for epsilon in EPSILONS]
+    stds = [float(gradient_std(settings, each, d, N, 0.0)[0]) / N for each in conditions]
+    return [f"{reversal(settings, s, d):.2g}" for s in stds]
 
 
 def draw(rows: Sequence[Row], place: Path) -> None:
@@ -129,7 +144,7 @@ def draw_curves(rows: Sequence[Row], place: Path, epsilon: float = 1.0) -> None:
     panels(cells(rows), place, panel, title)
 
 
-def panels(found: Mapping[Place, Cells], place: Path, panel: object, title: str) -> None:
+def panels(found: Mapping[Place, Cells], place: Path, panel: Callable[[Axes, Cells], None], title: str) -> None:
     """A PNG with a row a task and a panel a place."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -139,13 +154,13 @@ def panels(found: Mapping[Place, Cells], place: Path, panel: object, title: str)
     figure = Figure(figsize=(1 + 3.8 * columns, 0.9 + 3.0 * len(tasks)), layout="constrained")
     FigureCanvasAgg(figure)
     grid = figure.subplots(len(tasks), columns, squeeze=False)
-    entries: dict[str, object] = {}
+    entries: dict[str, Artist] = {}
     for line, task in zip(grid, tasks, strict=True):
         here = sorted((each for each in found if each.task == task), key=lambda each: (each.regime, each.clients))
         for axes in line[len(here) :]:
             axes.axis("off")
         for axes, each in zip(line, here, strict=False):
-            panel(axes, found[each])  # type: ignore[operator]
+            panel(axes, found[each])
             axes.tick_params(labelsize=7)
             axes.set_title(f"{TASKS[task].title}\n{each.regime}, n = {each.clients}", fontsize=7)
             handles, labels = axes.get_legend_handles_labels()

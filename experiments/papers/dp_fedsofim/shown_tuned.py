@@ -99,18 +99,17 @@ def _sections(cell: Cells) -> list[str]:
 
 def _chosen(rows: Sequence[Tuned]) -> str:
     lines = ["| task | regime, n | partition | ε | method | settings | held-out accuracy |", "|---" * 7 + "|"]
-    chosen = {(row.task, row.regime, row.clients, row.partition, row.epsilon, row.method): row for row in rows if row.final}
-    worth = {
-        (row.task, row.regime, row.clients, row.partition, row.epsilon, row.method, row.trial): row.accuracy
-        for row in rows
-        if not row.final
-    }
-    for key, row in chosen.items():
+
+    def key(row: Tuned) -> tuple[object, ...]:
+        return row.task, row.regime, row.clients, row.partition, row.epsilon, row.method
+
+    worth = {(*key(row), row.trial): row.accuracy for row in rows if not row.final}
+    for row in {key(row): row for row in rows if row.final}.values():
         config = ", ".join(f"{name} {value:g}" for name, value in json.loads(row.config).items())
         where = "no noise" if row.regime == NONE else f"{row.regime}, {row.clients}"
         lines.append(
             f"| {row.task} | {where} | {row.partition} | {epsilon_name(row.epsilon)} | {row.method} | {config} | "
-            f"{100 * worth[*key, row.trial]:.1f} |"
+            f"{100 * worth[*key(row), row.trial]:.1f} |"
         )
     return "\n".join(lines)
 

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -191,7 +191,7 @@ def _sums(
 
 def _rounded(design: Design) -> Design:
     """The design in float32; products with parameters in float32 then are, too."""
-    x, norm = (array.astype(np.float32) for array in (design.x, design.norm))
+    x, norm = (cast(FloatArray, array.astype(np.float32)) for array in (design.x, design.norm))
     return replace(design, x=x, norm=norm)
 
 

@@ -2,15 +2,16 @@
 
 (a) `paper`: the paper's own settings, T = 70, five seeds. Jobs of a task and a seed:
 
-- `sums`: all methods that ask for one sum, at all ε, in regime `local` with n = 20 and n = 100 and `distributed` with
-  n = 100, in one pass. They do not depend on the partition (`simulate`), which is `any` in the CSV.
+- `local`, `distributed`: all methods that ask for one sum, at all ε, in this regime; `local` with n = 100 or n = 20,
+  `distributed` with n = 100. They do not depend on the partition (`simulate`), which is `any` in the CSV.
 - `means`: three of them with the mean of client means, Dirichlet(.5), regime `local`, at ε = 1, 10 and ∞.
 - `scaffold`: DP-SCAFFOLD with K = 3, iid and Dirichlet(.5), regime `local`, the only one it has.
 
 (b) `tuned`: each method has `TRIALS` trials, scored on records held out of the training set, and the best of them is
 trained on the whole training set with five seeds, scored on the test set. A job is a task, an ε, and n with a regime.
 
-Trainings without noise are the same for every n and regime: they are there once, with regime `none` and n = 0.
+Trainings without noise are the same for every n and regime: they are there once, with regime `none` and n = 0, made
+beside those of `local` with n = 100.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -30,7 +31,7 @@ from dpray.experiments.papers.dp_fedsofim import methods
 from dpray.experiments.papers.dp_fedsofim.data import TASKS, Ground, dealt, ground, tuning_ground
 from dpray.experiments.papers.dp_fedsofim.methods import BOXES, SCAFFOLD
 from dpray.experiments.papers.dp_fedsofim.noise import Condition, Normals
-from dpray.experiments.papers.dp_fedsofim.simulate import Arm, by_local_steps, by_sums, started
+from dpray.experiments.papers.dp_fedsofim.simulate import Arm, by_local_steps, by_sums, scores, started
 from dpray.platform.privacy.mechanisms import Regime
 from dpray.trainers.models import LinearHead
 from dpray.trainers.settings import Settings
@@ -41,8 +42,9 @@ EPSILONS = (0.5, 1.0, 2.0, 5.0, 10.0, math.inf)
 MEANS_EPSILONS = (1.0, 10.0, math.inf)
 SEEDS = range(400, 405)
 TUNING_SEED = 399
-TRIALS = 16
-SETTINGS = ((Regime.LOCAL, 20), (Regime.LOCAL, 100), (Regime.DISTRIBUTED, 100))
+TRIALS = 8
+MANY, FEW = 100, 20
+"""n."""
 ANY, NONE = "any", "none"
 
 
@@ -97,12 +99,12 @@ class Tuned:
 
 @dataclass(frozen=True)
 class Job:
-    """A job of table (a); regime and n are given where it has but one of each."""
+    """A job of table (a)."""
 
     task: str
     part: str
     seed: int
-    clients: int = 0
+    clients: int
     partition: str = ANY
     single: bool = True
 
@@ -128,28 +130,28 @@ class TunedJob:
         return self.task, self.epsilon, self.regime, self.clients, self.partition
 
 
-def jobs(tasks: Sequence[str], seeds: Iterable[int], *, single: bool = True) -> list[Job]:
-    """Table (a), seed by seed; products in float32 (`single`), or as the product makes them."""
-    found = []
-    for seed in seeds:
-        for task in tasks:
-            found.append(Job(task, "sums", seed))
-            if TASKS[task].secondary:
-                continue
-            for clients in (100, 20):
-                found.append(Job(task, "means", seed, clients, "dirichlet"))
-                found += [Job(task, "scaffold", seed, clients, kind) for kind in ("dirichlet", "iid")]
+def jobs(tasks: Sequence[str], seeds: Sequence[int], *, single: bool = True) -> list[Job]:
+    """Table (a), what matters most first; products in float32 (`single`), or as the product makes them."""
+    main = [task for task in tasks if not TASKS[task].secondary]
+    found = [Job(task, str(Regime.LOCAL), seed, MANY) for seed in seeds for task in main]
+    found += [Job(task, str(Regime.DISTRIBUTED), seed, MANY) for seed in seeds for task in main]
+    found += [Job(task, str(Regime.LOCAL), seed, FEW) for seed in seeds for task in main]
+    found += [Job(task, str(Regime.LOCAL), seed, MANY) for seed in seeds for task in tasks if task not in main]
+    for clients in (MANY, FEW):
+        for kind in ("dirichlet", "iid"):
+            found += [Job(task, "scaffold", seed, clients, kind) for seed in seeds for task in main]
+        found += [Job(task, "means", seed, clients, "dirichlet") for seed in seeds for task in main]
     return [replace(job, single=single) for job in found]
 
 
 def tuned_jobs(tasks: Sequence[str]) -> list[TunedJob]:
     """Table (b): what matters most comes first."""
     main = [task for task in tasks if not TASKS[task].secondary]
-    finite = [epsilon for epsilon in (1.0, 5.0, 0.5, 2.0, 10.0)]
+    finite = (1.0, 5.0, 0.5, 2.0, 10.0)
     found = [TunedJob(task, math.inf, NONE, 0) for task in main]
-    for regime, clients in ((Regime.LOCAL, 100), (Regime.DISTRIBUTED, 100), (Regime.LOCAL, 20)):
+    for regime, clients in ((Regime.LOCAL, MANY), (Regime.DISTRIBUTED, MANY), (Regime.LOCAL, FEW)):
         found += [TunedJob(task, epsilon, str(regime), clients) for epsilon in finite for task in main]
-        if (regime, clients) == (Regime.LOCAL, 100):
+        if (regime, clients) == (Regime.LOCAL, MANY):
             found += [
                 TunedJob(task, epsilon, str(regime), clients, kind)
                 for task in main
@@ -159,9 +161,7 @@ def tuned_jobs(tasks: Sequence[str]) -> list[TunedJob]:
     return found
 
 
-def fill(
-    todo: Sequence[Job], folder: Path, *, workers: int = 1, told: Callable[[str], object] = print
-) -> int:
+def fill(todo: Sequence[Job], folder: Path, *, workers: int = 1, told: Callable[[str], object] = print) -> int:
     """Run table (a)'s jobs whose rows are missing."""
     return rows.fill(todo, folder / "paper.csv", Row, _job_of, run, workers=workers, every=1, told=told)
 
@@ -177,8 +177,8 @@ def run(job: Job, rounds: int = methods.ROUNDS) -> list[Row]:
     """All trainings of a job of table (a)."""
     begun, data, task = time.process_time(), ground(job.task), TASKS[job.task]
     model, start, noise = _model(data, job.seed)
-    if job.part == "sums":
-        names, conditions = methods.paper(task, rounds), conditions_of(task.secondary)
+    if job.part in (Regime.LOCAL, Regime.DISTRIBUTED):
+        names, conditions = methods.paper(task, rounds), conditions_of(Regime(job.part), job.clients)
         arms = [(name, Arm(settings, each)) for name, settings in names.items() for each in conditions]
         if task.secondary:
             arms = [(name, arm) for name, arm in arms if name != "FedFC"]
@@ -200,7 +200,7 @@ def run(job: Job, rounds: int = methods.ROUNDS) -> list[Row]:
             job.task,
             job.part,
             name,
-            *_place(arm.condition, job.part),
+            *_place(arm.condition, job.partition),
             job.partition,
             arm.condition.epsilon,
             job.seed,
@@ -212,12 +212,10 @@ def run(job: Job, rounds: int = methods.ROUNDS) -> list[Row]:
     ]
 
 
-def conditions_of(secondary: bool = False) -> list[Condition]:
-    """ε, regimes and n of the methods that ask for one sum; without noise once. A secondary task: `local`, n = 100."""
-    settings = SETTINGS[1:2] if secondary else SETTINGS
-    finite = [epsilon for epsilon in EPSILONS if not math.isinf(epsilon)]
-    private = [Condition(epsilon, regime, clients) for regime, clients in settings for epsilon in finite]
-    return [*private, Condition(math.inf)]
+def conditions_of(regime: Regime, clients: int) -> list[Condition]:
+    """Every finite ε; beside `local` with n = 100 also no noise."""
+    found = [Condition(epsilon, regime, clients) for epsilon in EPSILONS if not math.isinf(epsilon)]
+    return [*found, Condition(math.inf)] if (regime, clients) == (Regime.LOCAL, MANY) else found
 
 
 def run_tuned(job: TunedJob) -> list[Tuned]:
@@ -240,7 +238,7 @@ def run_tuned(job: TunedJob) -> list[Tuned]:
 
     trials = [(name, trial) for name in configs for trial in range(TRIALS)]
     worth = dict(zip(trials, accuracies(trials, tuning, TUNING_SEED), strict=True))
-    best = [(name, max(range(TRIALS), key=lambda trial: worth[name, trial])) for name in configs]  # noqa: B023
+    best = [(name, max(range(TRIALS), key=lambda trial: worth[name, trial])) for name in configs]
     finals = {seed: accuracies(best, whole, seed) for seed in SEEDS}
     seconds = round((time.process_time() - begun) / (len(trials) + len(best) * len(finals)), 3)
 
@@ -256,16 +254,14 @@ def run_tuned(job: TunedJob) -> list[Tuned]:
 
 def _last(arms: Sequence[Arm], data: Ground, seed: int, job: TunedJob) -> FloatArray:
     """Accuracy at the end, (S,); arms with the same number of local steps are stacked."""
-    from dpray.experiments.papers.dp_fedsofim.simulate import scores
-
     model, start, noise = _model(data, seed)
     if job.partition == ANY:
         return scores(model, by_sums(model, arms, data.train, start, noise, single=True).thetas, data.scored)
     clients = dealt(data.train, job.partition, job.clients, seed)
     found = np.zeros(len(arms))
-    steps = np.array([arm.settings.local_steps for arm in arms])
-    for number in np.unique(steps):
-        group = np.flatnonzero(steps == number)
+    steps = [arm.settings.local_steps for arm in arms]
+    for number in sorted(set(steps)):
+        group = [index for index, each in enumerate(steps) if each == number]
         trained = by_local_steps(model, [arms[index] for index in group], clients, start, noise, single=True)
         found[group] = scores(model, trained.thetas, data.scored)
     return found
@@ -276,15 +272,15 @@ def _model(data: Ground, seed: int) -> tuple[LinearHead, FloatArray, Normals]:
     return model, started(model.features, seed, model.classes), Normals(seed, model.dimension)
 
 
-def _place(condition: Condition, part: str) -> tuple[str, int]:
+def _place(condition: Condition, partition: str) -> tuple[str, int]:
     """Regime and n in the CSV."""
-    if part == "sums" and math.isinf(condition.epsilon):
+    if partition == ANY and math.isinf(condition.epsilon):
         return NONE, 0
     return str(condition.regime), condition.clients
 
 
 def _job_of(row: Row) -> rows.Key:
-    return row.task, row.part, row.seed, 0 if row.part == "sums" else row.clients, row.partition
+    return row.task, row.part, row.seed, MANY if row.regime == NONE else row.clients, row.partition
 
 
 def _tuned_job_of(row: Tuned) -> rows.Key:

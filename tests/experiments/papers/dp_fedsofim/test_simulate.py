@@ -141,7 +141,9 @@ def test_a_training_that_diverges_stops_before_the_round_and_leaves_the_others_a
     found = by_sums(MODEL, arms, pooled(clients), START, NOISE, scored)
     assert set(found.accuracies[0][1:]) == {found.accuracies[1][1]}
     assert found.accuracies[1][-1] > found.accuracies[1][1]
-    theta, accuracies = by_its_trainer(arms[0].settings, open_people, clients, scored, arms[0].condition, DPFedGDTrainer)
+    theta, accuracies = by_its_trainer(
+        arms[0].settings, open_people, clients, scored, arms[0].condition, DPFedGDTrainer
+    )
     np.testing.assert_allclose(found.thetas[0], theta, rtol=1e-6, atol=1e-6)
     assert len(accuracies) == 2
 
