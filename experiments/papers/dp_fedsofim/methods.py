@@ -47,14 +47,11 @@ SCAFFOLD = "SCAFFOLD"
 MEANS = ("FedGD", "SOFIM gradient", "SOFIM momentum")
 """Of table (a), also run with the mean of client means."""
 
-_SHARED: Mapping[str, Any] = {"rounds": ROUNDS, "clip": CLIP, "learning_rate": ETA}
-_SOFIM: Mapping[str, Any] = {**_SHARED, "momentum": BETA, "rho": RHO}
-
 
 def paper(task: Task, rounds: int = ROUNDS) -> dict[str, Settings]:
     """Table (a): what asks for one sum a round."""
-    shared, sofim = {**_SHARED, "rounds": rounds}, {**_SOFIM, "rounds": rounds}
-    matched = {**shared, "learning_rate": ETA / RHO}
+    shared: dict[str, Any] = {"rounds": rounds, "clip": CLIP, "learning_rate": ETA}
+    sofim, matched = {**shared, "momentum": BETA, "rho": RHO}, {**shared, "learning_rate": ETA / RHO}
     return {
         REFERENCE: FedGDSettings(**shared),
         MATCHED: FedGDSettings(**matched),

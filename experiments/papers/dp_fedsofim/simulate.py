@@ -55,12 +55,21 @@ class Noise(Protocol):
         """(n, d)."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
+class Luck:
+    """What a seed decides: θ_0, (d,), and z."""
+
+    start: FloatArray
+    noise: Noise
+
+
+@dataclass(frozen=True, eq=False)
 class Arm:
-    """One training of a stack."""
+    """One training of a stack; those of a seed share their `luck`."""
 
     settings: Settings
     condition: Condition
+    luck: Luck
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,8 +95,6 @@ def by_sums(
     model: LinearHead,
     arms: Sequence[Arm],
     train: Records | Sequence[Records],
-    start: FloatArray,
-    noise: Noise,
     scored: Records | None = None,
     single: bool = False,
 ) -> Trained:
@@ -97,8 +104,6 @@ def by_sums(
         model: the head; its start is not used.
         arms: with equal T.
         train: all records, for the mean over records; or each client's, for the mean of client means.
-        start: θ_0, (d,).
-        noise: z.
         scored: records that are predicted after every round.
         single: products in float32.
     """
@@ -108,16 +113,15 @@ def by_sums(
     weights = [min(counts) / count if means else 1.0 for count in counts]
     N, records = (min(counts) * len(counts) if means else sum(counts)), sum(counts)
     T, clips = arms[0].settings.rounds, np.array([arm.settings.clip for arm in arms])
-    sigma = np.stack([gradient_std(*_of(arm), model.dimension, records, model.relative_error) for arm in arms])
-    states = [arm.settings.initial_state(start) for arm in arms]
-    states = _preconditioned(model, arms, states, designs, noise)
+    sigma = np.stack([_std(model, arm, records) for arm in arms])
+    states = _preconditioned(model, arms, designs)
     designs = [_rounded(design) for design in designs] if single else designs
     accuracies = np.full((len(arms), T), np.nan)
     for t in range(1, T + 1):
         u = _sums(model, _thetas(states), designs, weights, clips)
-        z = noise.gradient(t)
+        z = {luck: luck.noise.gradient(t) for luck in {arm.luck for arm in arms}}
         for s, arm in enumerate(arms):
-            G = (u[s] + sigma[s, t - 1] * z) / N
+            G = (u[s] + sigma[s, t - 1] * z[arm.luck]) / N
             states[s] = _after(arm.settings, states[s], G, t, float(sigma[s, t - 1]) / N)
         if scored is not None:
             accuracies[:, t - 1] = scores(model, _thetas(states), scored)
@@ -128,12 +132,10 @@ def by_local_steps(
     model: LinearHead,
     arms: Sequence[Arm],
     clients: Sequence[Records],
-    start: FloatArray,
-    noise: Noise,
     scored: Records | None = None,
     single: bool = False,
 ) -> Trained:
-    """DP-SCAFFOLD with K > 1 steps, regime `local`; arms with equal T and K, arguments as in `by_sums`."""
+    """DP-SCAFFOLD with K > 1 steps, regime `local`; arms with equal T, K and luck, arguments as in `by_sums`."""
     designs = [model.prepare(part) for part in clients]
     designs = [_rounded(design) for design in designs] if single else designs
     counts = np.array([len(part) for part in clients], dtype=np.float64)
@@ -141,8 +143,8 @@ def by_local_steps(
     T, K = arms[0].settings.rounds, arms[0].settings.local_steps
     clips = np.array([arm.settings.clip for arm in arms])
     rates = np.array([arm.settings.local_rate for arm in arms])[:, None]
-    sigma = np.stack([gradient_std(*_of(arm), d, N, model.relative_error) for arm in arms])
-    states = [arm.settings.initial_state(start) for arm in arms]
+    sigma = np.stack([_std(model, arm, N) for arm in arms])
+    states = [arm.settings.initial_state(arm.luck.start) for arm in arms]
     controls = np.zeros((n, S, d))
     accuracies = np.full((S, T), np.nan)
     for t in range(1, T + 1):
@@ -150,7 +152,7 @@ def by_local_steps(
         y = np.repeat(_thetas(states)[None], n, axis=0)
         messages = np.zeros((n, S, d))
         for k in range(K):
-            z = noise.step(t, k, n)
+            z = arms[0].luck.noise.step(t, k, n)
             for i, design in enumerate(designs):
                 noised = _sums(model, y[i], [design], [1.0], clips) + sigma[:, t - 1, None] * z[i]
                 messages[i] += noised
@@ -195,14 +197,13 @@ def _rounded(design: Design) -> Design:
     return replace(design, x=x, norm=norm)
 
 
-def _preconditioned(
-    model: LinearHead, arms: Sequence[Arm], states: list[ServerState], designs: Sequence[Design], noise: Noise
-) -> list[ServerState]:
-    """States of DP-FedFC's arms with the P that its first release makes."""
+def _preconditioned(model: LinearHead, arms: Sequence[Arm], designs: Sequence[Design]) -> list[ServerState]:
+    """States before the first round, those of DP-FedFC with the P that its first release makes."""
     features, records = model.features + 1, sum(len(design.y) for design in designs)
     exact: dict[float, FloatArray] = {}
     ready = []
-    for arm, state in zip(arms, states, strict=True):
+    for arm in arms:
+        state = arm.settings.initial_state(arm.luck.start)
         if not isinstance(arm.settings, FedFCSettings):
             ready.append(state)
             continue
@@ -211,7 +212,7 @@ def _preconditioned(
             rows = [np.column_stack([design.x, np.ones(len(design.x))]) for design in designs]
             exact[C] = pack_symmetric(np.sum([clipped_covariance(part, C) for part in rows], axis=0))
         sigma = covariance_std(arm.settings, arm.condition, features, records)
-        packed = exact[C] + sigma * noise.covariance(len(exact[C]))
+        packed = exact[C] + sigma * arm.luck.noise.covariance(len(exact[C]))
         P = preconditioner(unpack_symmetric(packed, features), records, gamma)
         ready.append(replace(state, slots={**state.slots, "preconditioner": P}))
     return ready
@@ -226,8 +227,8 @@ def _after(settings: Settings, state: ServerState, G: FloatArray, t: int, s: flo
     return replace(after, steps=t) if np.isfinite(after.theta).all() else state
 
 
-def _of(arm: Arm) -> tuple[Settings, Condition]:
-    return arm.settings, arm.condition
+def _std(model: LinearHead, arm: Arm, records: int) -> FloatArray:
+    return gradient_std(arm.settings, arm.condition, model.dimension, records, model.relative_error)
 
 
 def _thetas(states: Sequence[ServerState]) -> FloatArray:

@@ -31,7 +31,8 @@ from dpray.experiments.papers.dp_fedsofim import methods
 from dpray.experiments.papers.dp_fedsofim.data import TASKS, Ground, dealt, ground, tuning_ground
 from dpray.experiments.papers.dp_fedsofim.methods import BOXES, SCAFFOLD
 from dpray.experiments.papers.dp_fedsofim.noise import Condition, Normals
-from dpray.experiments.papers.dp_fedsofim.simulate import Arm, by_local_steps, by_sums, scores, started
+from dpray.experiments.papers.dp_fedsofim.simulate import Arm, Luck, by_local_steps, by_sums, scores, started
+from dpray.platform.cohort.client import Records
 from dpray.platform.privacy.mechanisms import Regime
 from dpray.trainers.models import LinearHead
 from dpray.trainers.settings import Settings
@@ -176,24 +177,25 @@ def fill_tuned(
 def run(job: Job, rounds: int = methods.ROUNDS) -> list[Row]:
     """All trainings of a job of table (a)."""
     begun, data, task = time.process_time(), ground(job.task), TASKS[job.task]
-    model, start, noise = _model(data, job.seed)
+    model = LinearHead(data.train.x.shape[1], data.classes)
+    luck = _luck(model, job.seed)
     if job.part in (Regime.LOCAL, Regime.DISTRIBUTED):
         names, conditions = methods.paper(task, rounds), conditions_of(Regime(job.part), job.clients)
-        arms = [(name, Arm(settings, each)) for name, settings in names.items() for each in conditions]
+        arms = [(name, Arm(settings, each, luck)) for name, settings in names.items() for each in conditions]
         if task.secondary:
             arms = [(name, arm) for name, arm in arms if name != "FedFC"]
-        trained = by_sums(model, [arm for _, arm in arms], data.train, start, noise, data.scored, job.single)
+        trained = by_sums(model, [arm for _, arm in arms], data.train, data.scored, job.single)
     else:
         clients = dealt(data.train, job.partition, job.clients, job.seed)
         epsilons = MEANS_EPSILONS if job.part == "means" else EPSILONS
         conditions = [Condition(epsilon, Regime.LOCAL, job.clients) for epsilon in epsilons]
         if job.part == "means":
             known = methods.paper(task, rounds)
-            arms = [(name, Arm(known[name], each)) for name in methods.MEANS for each in conditions]
+            arms = [(name, Arm(known[name], each, luck)) for name in methods.MEANS for each in conditions]
         else:
-            arms = [(SCAFFOLD, Arm(methods.scaffold(rounds), each)) for each in conditions]
+            arms = [(SCAFFOLD, Arm(methods.scaffold(rounds), each, luck)) for each in conditions]
         train = by_sums if job.part == "means" else by_local_steps
-        trained = train(model, [arm for _, arm in arms], clients, start, noise, data.scored, job.single)
+        trained = train(model, [arm for _, arm in arms], clients, data.scored, job.single)
     seconds = round((time.process_time() - begun) / len(arms), 3)
     return [
         Row(
@@ -232,14 +234,20 @@ def run_tuned(job: TunedJob) -> list[Tuned]:
         config = configs[name][trial]
         return methods.local_steps(config, 2 + 2 * (trial % 2)) if name == SCAFFOLD else BOXES[name].make(task, config)
 
-    def accuracies(chosen: Sequence[tuple[str, int]], data: Ground, seed: int) -> FloatArray:
-        arms = [Arm(settings_of(*each), condition) for each in chosen]
-        return _last(arms, data, seed, job)
+    def accuracies(chosen: Sequence[tuple[str, int]], data: Ground, seeds: Sequence[int]) -> FloatArray:
+        """(seeds, chosen)."""
+        model = LinearHead(data.train.x.shape[1], data.classes)
+        lucks = [_luck(model, seed) for seed in seeds]
+        arms = [[Arm(settings_of(*each), condition, luck) for each in chosen] for luck in lucks]
+        if job.partition == ANY:
+            return _last(model, [arm for line in arms for arm in line], data).reshape(len(seeds), -1)
+        dealings = [dealt(data.train, job.partition, job.clients, seed) for seed in seeds]
+        return np.stack([_last(model, line, data, each) for line, each in zip(arms, dealings, strict=True)])
 
     trials = [(name, trial) for name in configs for trial in range(TRIALS)]
-    worth = dict(zip(trials, accuracies(trials, tuning, TUNING_SEED), strict=True))
+    worth = dict(zip(trials, accuracies(trials, tuning, [TUNING_SEED])[0], strict=True))
     best = [(name, max(range(TRIALS), key=lambda trial: worth[name, trial])) for name in configs]
-    finals = {seed: accuracies(best, whole, seed) for seed in SEEDS}
+    finals = dict(zip(SEEDS, accuracies(best, whole, SEEDS), strict=True))
     seconds = round((time.process_time() - begun) / (len(trials) + len(best) * len(finals)), 3)
 
     def row(name: str, trial: int, seed: int, accuracy: float) -> Tuned:
@@ -252,24 +260,21 @@ def run_tuned(job: TunedJob) -> list[Tuned]:
     return found
 
 
-def _last(arms: Sequence[Arm], data: Ground, seed: int, job: TunedJob) -> FloatArray:
-    """Accuracy at the end, (S,); arms with the same number of local steps are stacked."""
-    model, start, noise = _model(data, seed)
-    if job.partition == ANY:
-        return scores(model, by_sums(model, arms, data.train, start, noise, single=True).thetas, data.scored)
-    clients = dealt(data.train, job.partition, job.clients, seed)
+def _last(model: LinearHead, arms: Sequence[Arm], data: Ground, clients: Sequence[Records] | None = None) -> FloatArray:
+    """Accuracy at the end, (S,); with clients by local steps, of which stacked arms have the same number."""
+    if clients is None:
+        return scores(model, by_sums(model, arms, data.train, single=True).thetas, data.scored)
     found = np.zeros(len(arms))
     steps = [arm.settings.local_steps for arm in arms]
     for number in sorted(set(steps)):
         group = [index for index, each in enumerate(steps) if each == number]
-        trained = by_local_steps(model, [arms[index] for index in group], clients, start, noise, single=True)
+        trained = by_local_steps(model, [arms[index] for index in group], clients, single=True)
         found[group] = scores(model, trained.thetas, data.scored)
     return found
 
 
-def _model(data: Ground, seed: int) -> tuple[LinearHead, FloatArray, Normals]:
-    model = LinearHead(data.train.x.shape[1], data.classes)
-    return model, started(model.features, seed, model.classes), Normals(seed, model.dimension)
+def _luck(model: LinearHead, seed: int) -> Luck:
+    return Luck(started(model.features, seed, model.classes), Normals(seed, model.dimension))
 
 
 def _place(condition: Condition, partition: str) -> tuple[str, int]:

@@ -10,7 +10,7 @@ from dpray.experiments.papers.dp_fedsofim import methods
 from dpray.experiments.papers.dp_fedsofim.data import TASKS
 from dpray.experiments.papers.dp_fedsofim.methods import BOXES
 from dpray.experiments.papers.dp_fedsofim.noise import Condition, Normals
-from dpray.experiments.papers.dp_fedsofim.simulate import Arm, by_local_steps, by_sums, scores, started
+from dpray.experiments.papers.dp_fedsofim.simulate import Arm, Luck, by_local_steps, by_sums, scores, started
 from dpray.platform.cohort.client import Records
 from dpray.platform.privacy.mechanisms import Regime
 from dpray.trainers.fedadam import DPFedAdamTrainer, FedAdamSettings
@@ -39,7 +39,7 @@ TRAINERS = {
 }
 START = started(F, SEED, K)
 MODEL = LinearHead(F, K)
-NOISE = Normals(SEED, MODEL.dimension)
+LUCK = Luck(START, Normals(SEED, MODEL.dimension))
 TASK = replace(TASKS["pneumonia"], covariance_clip=3.0)
 
 
@@ -58,7 +58,7 @@ def by_its_trainer(settings, people, clients, scored, condition, kind=None):
     """θ at the end and accuracies by round, of the product's own trainer."""
     model = Started(START)
     trainer = (kind or TRAINERS[type(settings)])(
-        GivenNoise(model, clients, NOISE),
+        GivenNoise(model, clients, LUCK.noise),
         people.run("run"),
         model,
         settings,
@@ -75,8 +75,12 @@ def by_its_trainer(settings, people, clients, scored, condition, kind=None):
 def test_a_stacked_training_is_its_trainers(people, clients, scored, name, regime):
     """Up to rounding to the release's grid: 2⁻²⁰ of its noise, or 2⁻¹⁰ of a client's share of it."""
     settings, condition = all_settings()[name], Condition(EPSILON, regime, len(clients))
-    others = [Arm(replace(settings, clip=2.0), condition), Arm(settings, Condition(1.0, regime, len(clients)))]
-    stacked = by_sums(MODEL, [Arm(settings, condition), *others], pooled(clients), START, NOISE, scored)
+    others = [
+        Arm(replace(settings, clip=2.0), condition, LUCK),
+        Arm(settings, Condition(1.0, regime, len(clients)), LUCK),
+        Arm(settings, condition, Luck(-START, Normals(SEED + 1, MODEL.dimension))),
+    ]
+    stacked = by_sums(MODEL, [Arm(settings, condition, LUCK), *others], pooled(clients), scored)
     theta, accuracies = by_its_trainer(settings, people, clients, scored, condition)
     tolerance = 1e-5 if regime is Regime.LOCAL else 2e-3
     np.testing.assert_allclose(stacked.thetas[0], theta, rtol=tolerance, atol=tolerance)
@@ -87,7 +91,7 @@ def test_a_stacked_training_is_its_trainers(people, clients, scored, name, regim
 @pytest.mark.parametrize("name", all_settings())
 def test_so_it_is_without_noise(open_people, clients, scored, name):
     settings, condition = all_settings()[name], Condition(math.inf, Regime.LOCAL, len(clients))
-    stacked = by_sums(MODEL, [Arm(settings, condition)], pooled(clients), START, NOISE, scored)
+    stacked = by_sums(MODEL, [Arm(settings, condition, LUCK)], pooled(clients), scored)
     theta, accuracies = by_its_trainer(settings, open_people, clients, scored, condition)
     np.testing.assert_allclose(stacked.thetas[0], theta, rtol=1e-6, atol=1e-6)
     np.testing.assert_array_equal(stacked.accuracies[0], accuracies)
@@ -97,10 +101,10 @@ def test_so_it_is_without_noise(open_people, clients, scored, name):
 def test_so_it_is_for_the_mean_of_client_means(people, clients, scored, name):
     settings = replace(all_settings()[name], weighting="clients")
     condition = Condition(EPSILON, Regime.LOCAL, len(clients))
-    stacked = by_sums(MODEL, [Arm(settings, condition)], clients, START, NOISE, scored)
+    stacked = by_sums(MODEL, [Arm(settings, condition, LUCK)], clients, scored)
     theta, _ = by_its_trainer(settings, people, clients, scored, condition)
     np.testing.assert_allclose(stacked.thetas[0], theta, rtol=1e-6, atol=1e-6)
-    records = by_sums(MODEL, [Arm(settings, condition)], pooled(clients), START, NOISE)
+    records = by_sums(MODEL, [Arm(settings, condition, LUCK)], pooled(clients))
     assert np.abs(records.thetas[0] - theta).max() > 0.01
 
 
@@ -108,8 +112,8 @@ def test_so_it_is_for_the_mean_of_client_means(people, clients, scored, name):
 def test_so_it_is_for_local_steps(people, open_people, clients, scored, epsilon):
     condition = Condition(epsilon, Regime.LOCAL, len(clients))
     settings = replace(methods.scaffold(T), clip=0.8, local_rate=0.4)
-    arms = [Arm(settings, condition), Arm(replace(settings, local_rate=0.8, clip=2.0), condition)]
-    stacked = by_local_steps(MODEL, arms, clients, START, NOISE, scored)
+    arms = [Arm(settings, condition, LUCK), Arm(replace(settings, local_rate=0.8, clip=2.0), condition, LUCK)]
+    stacked = by_local_steps(MODEL, arms, clients, scored)
     account = open_people if math.isinf(epsilon) else people
     theta, accuracies = by_its_trainer(settings, account, clients, scored, condition, DPScaffoldTrainer)
     np.testing.assert_allclose(stacked.thetas[0], theta, rtol=1e-5, atol=1e-5)
@@ -119,9 +123,9 @@ def test_so_it_is_for_local_steps(people, open_people, clients, scored, epsilon)
 
 def test_float32_changes_parameters_in_their_last_digits_only(clients, scored):
     for name, settings in all_settings().items():
-        arms = [Arm(settings, Condition(EPSILON, Regime.LOCAL, len(clients)))]
-        exact = by_sums(MODEL, arms, pooled(clients), START, NOISE, scored)
-        single = by_sums(MODEL, arms, pooled(clients), START, NOISE, scored, single=True)
+        arms = [Arm(settings, Condition(EPSILON, Regime.LOCAL, len(clients)), LUCK)]
+        exact = by_sums(MODEL, arms, pooled(clients), scored)
+        single = by_sums(MODEL, arms, pooled(clients), scored, single=True)
         np.testing.assert_allclose(single.thetas, exact.thetas, rtol=1e-4, atol=1e-4, err_msg=name)
         assert np.any(single.thetas != exact.thetas), name
 
@@ -137,8 +141,8 @@ class Breaking(FedGDSettings):
 
 def test_a_training_that_diverges_stops_before_the_round_and_leaves_the_others_alone(open_people, clients, scored):
     plain = FedGDSettings(rounds=T, learning_rate=0.5, clip=10.0)
-    arms = [Arm(settings, Condition(math.inf)) for settings in (Breaking(**plain.as_dict()), plain)]
-    found = by_sums(MODEL, arms, pooled(clients), START, NOISE, scored)
+    arms = [Arm(settings, Condition(math.inf), LUCK) for settings in (Breaking(**plain.as_dict()), plain)]
+    found = by_sums(MODEL, arms, pooled(clients), scored)
     assert set(found.accuracies[0][1:]) == {found.accuracies[1][1]}
     assert found.accuracies[1][-1] > found.accuracies[1][1]
     theta, accuracies = by_its_trainer(
