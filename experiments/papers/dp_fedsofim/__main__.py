@@ -48,6 +48,7 @@ def _paper(given: argparse.Namespace, tasks: list[str], told: Callable[[str], No
     text = shown.written(found)
     (given.out / "paper.md").write_text(text, encoding="utf-8")
     shown.draw(found, given.out / "paper.png")
+    shown.draw_differences(found, given.out / "differences.png")
     shown.draw_curves(found, given.out / "curves.png")
     return text
 

@@ -97,11 +97,18 @@ def rounds_earlier(by_seed: Mapping[int, Row], reference: Mapping[int, Row]) -> 
     return found
 
 
-def percent(interval: Interval) -> str:
-    """`61.2 ± 0.4`."""
-    if math.isnan(interval.low):
-        return f"{interval.mean:.1f}"
-    return f"{interval.mean:.1f} ± {interval.high - interval.mean:.1f}"
+def accuracies(cell: Cells) -> dict[str, list[str]]:
+    """Every method at every ε, `61.2 ± 0.4`; with the number of seeds where others of the place have more."""
+    most = max(len(by_seed) for by_seed in cell.values())
+    return {name: [_percent(cell.get((name, each), {}), most) for each in EPSILONS] for name in names(cell)}
+
+
+def _percent(by_seed: Mapping[int, Row], most: int) -> str:
+    if not by_seed:
+        return ""
+    interval, few = accuracy(by_seed), f" ({len(by_seed)} of {most} seeds)" if len(by_seed) < most else ""
+    half = "" if math.isnan(interval.low) else f" ± {interval.high - interval.mean:.1f}"
+    return f"{interval.mean:.1f}{half}{few}"
 
 
 def points(interval: Interval | None) -> str:

@@ -13,13 +13,14 @@ from dpray.experiments.papers.dp_fedsofim.compared import (
     NOTE,
     Cells,
     Place,
+    accuracies,
     accuracy,
     cells,
+    difference,
     earlier,
     epsilon_name,
     names,
     pairs,
-    percent,
     points,
     rounds_earlier,
     table,
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
 
+Panel = Callable[["Axes", Cells], None]
+"""Draws a place."""
+
 PAIRS = (
     ("SOFIM gradient", REFERENCE),
     ("SOFIM gradient, debiased", REFERENCE),
@@ -48,6 +52,8 @@ PAIRS = (
     ("SOFIM gradient", "FedFC"),
     ("SOFIM momentum", "FedFC"),
     ("SOFIM momentum", "SOFIM gradient"),
+    ("SOFIM momentum", "SCAFFOLD, iid"),
+    ("SOFIM momentum", "SCAFFOLD, dirichlet"),
 )
 STYLES: Mapping[str, tuple[str, str]] = {
     REFERENCE: ("black", "o-"),
@@ -82,18 +88,13 @@ def written(rows: Sequence[Row]) -> str:
 
 def sections(cell: Cells) -> list[str]:
     """Accuracies, differences and rounds of a place."""
-    shown = names(cell)
-    accuracies = {
-        name: [percent(accuracy(cell[name, each])) if (name, each) in cell else "" for each in EPSILONS]
-        for name in shown
-    }
     differences = {f"{one} − {other}": [points(each) for each in pairs(cell, one, other)] for one, other in PAIRS}
     rounds = {}
-    for name in shown:
+    for name in names(cell):
         if name != REFERENCE and "means" not in name:
             found = [(cell.get((name, each), {}), cell.get((REFERENCE, each), {})) for each in EPSILONS]
             rounds[name] = [earlier(rounds_earlier(*each)) for each in found]
-    return [table("accuracy", accuracies), table("difference", differences), table("rounds earlier", rounds)]
+    return [table("accuracy", accuracies(cell)), table("difference", differences), table("rounds earlier", rounds)]
 
 
 def _reversals(place: Place) -> list[str]:
@@ -108,20 +109,44 @@ def _reversals(place: Place) -> list[str]:
 
 def draw(rows: Sequence[Row], place: Path) -> None:
     """Accuracy against ε, a panel a place."""
+    panels(cells(rows), place, against_epsilon(STYLES), f"Test accuracy (%), the paper's settings ({NOTE})")
+
+
+def draw_differences(rows: Sequence[Row], place: Path) -> None:
+    """Accuracy beside DP-FedGD's, paired by seed; what is far below is cut off."""
 
     def panel(axes: Axes, cell: Cells) -> None:
-        for name, (colour, style) in STYLES.items():
-            have = [index for index, each in enumerate(EPSILONS) if (name, each) in cell]
-            if not have:
+        axes.axhline(0, color="black", linewidth=1)
+        against_epsilon({name: style for name, style in STYLES.items() if name != REFERENCE}, REFERENCE)(axes, cell)
+        axes.set_ylim(-8, 5)
+
+    title = f"Points above DP-FedGD, the paper's settings; below −8 cut off ({NOTE})"
+    panels(cells(rows), place, panel, title)
+
+
+def against_epsilon(styles: Mapping[str, tuple[str, str]], reference: str | None = None) -> Panel:
+    """Draws accuracies, or with a reference the differences to it, with their intervals."""
+
+    def panel(axes: Axes, cell: Cells) -> None:
+        for shift, (name, (colour, style)) in enumerate(styles.items()):
+            shown = {}
+            for index, each in enumerate(EPSILONS):
+                own = cell.get((name, each), {})
+                interval = accuracy(own) if own else None
+                if own and reference is not None:
+                    interval = difference(own, cell.get((reference, each), {}))
+                if interval is not None:
+                    shown[index] = interval
+            if not shown:
                 continue
-            intervals = [accuracy(cell[name, EPSILONS[index]]) for index in have]
-            means = np.array([each.mean for each in intervals])
-            half = np.nan_to_num([each.high - each.mean for each in intervals])
-            axes.errorbar(have, means, half, fmt=style, color=colour, markersize=3, linewidth=1, label=name)
+            places = np.array(list(shown)) + 0.04 * (shift - len(styles) / 2)
+            half = np.nan_to_num([each.high - each.mean for each in shown.values()])
+            means = [each.mean for each in shown.values()]
+            axes.errorbar(places, means, half, fmt=style, color=colour, markersize=3, linewidth=1, label=name)
         axes.set_xticks(range(len(EPSILONS)), [epsilon_name(each) for each in EPSILONS], fontsize=7)
         axes.set_xlabel("ε", fontsize=7)
 
-    panels(cells(rows), place, panel, f"Test accuracy (%), the paper's settings ({NOTE})")
+    return panel
 
 
 def draw_curves(rows: Sequence[Row], place: Path, epsilon: float = 1.0) -> None:
@@ -144,7 +169,7 @@ def draw_curves(rows: Sequence[Row], place: Path, epsilon: float = 1.0) -> None:
     panels(cells(rows), place, panel, title)
 
 
-def panels(found: Mapping[Place, Cells], place: Path, panel: Callable[[Axes, Cells], None], title: str) -> None:
+def panels(found: Mapping[Place, Cells], place: Path, panel: Panel, title: str) -> None:
     """A PNG with a row a task and a panel a place."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -6,31 +6,24 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import numpy as np
 
 from dpray.experiments.papers.dp_fedsofim.compared import (
     NOTE,
     Cells,
-    accuracy,
+    accuracies,
     cells,
     epsilon_name,
     names,
     pairs,
-    percent,
     points,
     table,
 )
 from dpray.experiments.papers.dp_fedsofim.data import TASKS
 from dpray.experiments.papers.dp_fedsofim.methods import REFERENCE
 from dpray.experiments.papers.dp_fedsofim.noise import DELTA
-from dpray.experiments.papers.dp_fedsofim.shown import STYLES, panels
+from dpray.experiments.papers.dp_fedsofim.shown import STYLES, against_epsilon, panels
 from dpray.experiments.papers.dp_fedsofim.tables import EPSILONS, NONE, TRIALS, Row, Tuned
 from dpray.platform.privacy import gdp
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 _STYLES = {
     REFERENCE: STYLES[REFERENCE],
@@ -85,16 +78,12 @@ def cost() -> str:
 
 def _sections(cell: Cells) -> list[str]:
     shown = names(cell)
-    accuracies = {
-        name: [percent(accuracy(cell[name, each])) if (name, each) in cell else "" for each in EPSILONS]
-        for name in shown
-    }
     differences = {
         f"{name} − {REFERENCE}": [points(each) for each in pairs(cell, name)] for name in shown if name != REFERENCE
     }
     for other in ("momentum", "FedAdam", "SOFIM gradient"):
         differences[f"SOFIM momentum − {other}"] = [points(each) for each in pairs(cell, "SOFIM momentum", other)]
-    return [table("accuracy", accuracies), table("difference", differences)]
+    return [table("accuracy", accuracies(cell)), table("difference", differences)]
 
 
 def _chosen(rows: Sequence[Tuned]) -> str:
@@ -116,16 +105,4 @@ def _chosen(rows: Sequence[Tuned]) -> str:
 
 def draw(rows: Sequence[Tuned], place: Path) -> None:
     """Accuracy against ε, a panel a place."""
-
-    def panel(axes: Axes, cell: Cells) -> None:
-        for name, (colour, style) in _STYLES.items():
-            have = [index for index, each in enumerate(EPSILONS) if (name, each) in cell]
-            if have:
-                intervals = [accuracy(cell[name, EPSILONS[index]]) for index in have]
-                means = np.array([each.mean for each in intervals])
-                half = np.nan_to_num([each.high - each.mean for each in intervals])
-                axes.errorbar(have, means, half, fmt=style, color=colour, markersize=3, linewidth=1, label=name)
-        axes.set_xticks(range(len(EPSILONS)), [epsilon_name(each) for each in EPSILONS], fontsize=7)
-        axes.set_xlabel("ε", fontsize=7)
-
-    panels(cells(finals(rows)), place, panel, f"Test accuracy (%), every method tuned alike ({NOTE})")
+    panels(cells(finals(rows)), place, against_epsilon(_STYLES), f"Test accuracy (%), all methods tuned alike ({NOTE})")
