@@ -201,7 +201,8 @@ def test_the_command_makes_all_files_and_goes_on_with_what_is_there(short, tmp_p
     arguments = ["--tasks", "pneumonia", "--out", str(tmp_path)]
     assert command.main(["paper", "--seeds", "400:401", *arguments]) == 0
     assert command.main(["paper", "--seeds", "400:401", "--show", "--out", str(tmp_path)]) == 0
-    assert {"paper.csv", "paper.md", "paper.png", "differences.png", "curves.png"} <= {path.name for path in tmp_path.iterdir()}
+    made = {"paper.csv", "paper.md", "paper.png", "differences.png", "curves.png"}
+    assert made <= {path.name for path in tmp_path.iterdir()}
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     monkeypatch.setattr(tables, "tuned_jobs", lambda tasks: [TunedJob("pneumonia", 1.0, "local", 20)])
     assert command.main(["tuned", *arguments]) == 0
