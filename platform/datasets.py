@@ -10,6 +10,7 @@
 | cifar10_jpeg   | 10 objects, 32 × 32 colour   | `cifar10_jpeg_full60k.npz`           | 3 072, / 255         |
 | cifar10_jpeg16 | the same at 16 × 16          | `cifar10_jpeg_full60k.npz`           | 768, / 255           |
 | pneumoniamnist | pneumonia, 28 × 28           | `pneumoniamnist_balanced.npz`        | 784, / 255           |
+| pathmnist      | 9 tissues, 28 × 28 colour    | `pathmnist.npz`, as MedMNIST has it  | 2 352, / 255         |
 | protein, keggundirected, bike, gas, parkinsons | regression | `uci_regression_fallback.npz` | 9 … 128, as they are |
 
 A record becomes features through constants that were fixed without looking at the data it is in: what a pixel can be,
@@ -17,7 +18,8 @@ what a category list says, a round number for an amount. A scaler fitted on reco
 depend on all others.
 
 Folder: the argument, else the environment variable DPRAY_DATA. What torchvision keeps and is not there, it is asked to
-fetch, if it is installed: into the folder, or into `~/.cache/dpray/data` where none is named. Nothing else is fetched.
+fetch, if it is installed: into the folder, or into `~/.cache/dpray/data` where none is named. PathMNIST is asked of the
+package `medmnist`, if that is installed, which keeps it in its own folder. Nothing else is fetched.
 """
 
 from __future__ import annotations
@@ -101,12 +103,14 @@ class Source:
         file: an archive in the data folder that holds the arrays.
         get: how to have it, in a sentence.
         torchvision: the class of torchvision whose files hold the arrays where there is no archive.
+        fetch: its publisher's package to the folder that holds the file then, None where it cannot be had so.
     """
 
     read: Callable[[Mapping[str, NDArray[Any]]], Dataset]
     file: str | None = None
     get: str = ""
     torchvision: str | None = None
+    fetch: Callable[[], Path | None] = lambda: None
 
     @property
     def bundled(self) -> bool:
@@ -161,7 +165,7 @@ def _arrays(name: str, source: Source, path: Path) -> Mapping[str, NDArray[Any]]
 def _found(name: str, source: Source, folder: Path | str | None) -> Path:
     """The archive, or torchvision's folder, which torchvision is asked for if neither is there."""
     given = folder if folder is not None else os.environ.get("DPRAY_DATA") or None
-    root, files = Path(given or _FETCHED).expanduser(), []
+    root, files = Path(given or _FETCHED).expanduser(), list[Path]()
     if source.file is not None and given is not None:
         files.append(root / source.file)
     if source.torchvision is not None:
@@ -169,6 +173,8 @@ def _found(name: str, source: Source, folder: Path | str | None) -> Path:
     for path in files:
         if path.exists():
             return path
+    if source.file is not None and (fetched := source.fetch()) is not None and (fetched / source.file).is_file():
+        return fetched / source.file
     refused = None if source.torchvision is None else torchvision_files.download(source.torchvision, root)
     if source.torchvision is not None and refused is None:
         return files[-1]
@@ -276,17 +282,33 @@ def _cifar_pixels(arrays: Mapping[str, NDArray[Any]]) -> Dataset:
     )
 
 
-def _pneumonia(arrays: Mapping[str, NDArray[Any]]) -> Dataset:
-    x_train = np.concatenate([_pixels(arrays["train_images"]), _pixels(arrays["val_images"])])
-    y_train = np.concatenate([arrays["train_labels"], arrays["val_labels"]])
-    return _dataset(
-        "pneumoniamnist",
-        (x_train, y_train.ravel(), _pixels(arrays["test_images"]), arrays["test_labels"].ravel()),
-        ("normal", "pneumonia"),
-        "CC BY 4.0 (MedMNIST v2)",
-        "A balanced undersample, not the official MedMNIST file; its training and validation parts together are the "
-        "training set. Pixels 0 … 255 are divided by 255.",
-    )
+def _medical(name: str, classes: tuple[str, ...], notes: str) -> Callable[[Mapping[str, NDArray[Any]]], Dataset]:
+    """A file as MedMNIST has them: images (n, 28, 28) or (n, 28, 28, 3), labels (n, 1), in three parts."""
+
+    def read(arrays: Mapping[str, NDArray[Any]]) -> Dataset:
+        x_train = np.concatenate([_pixels(arrays["train_images"]), _pixels(arrays["val_images"])])
+        y_train = np.concatenate([arrays["train_labels"], arrays["val_labels"]])
+        return _dataset(
+            name,
+            (x_train, y_train.ravel(), _pixels(arrays["test_images"]), arrays["test_labels"].ravel()),
+            classes,
+            "CC BY 4.0 (MedMNIST v2)",
+            f"{notes} Training and validation parts together are the training set. Pixels 0 … 255 are divided by 255.",
+        )
+
+    return read
+
+
+def _by_medmnist() -> Path | None:
+    """Folder in which the package `medmnist` has PathMNIST now; None if it is not installed, or could not get it."""
+    try:
+        from medmnist import PathMNIST
+    except ImportError:
+        return None
+    try:
+        return Path(PathMNIST(split="train", download=True).root)
+    except Exception:  # no network, or no torchvision that fits torch: it says so in many ways
+        return None
 
 
 def _regression(name: str) -> Callable[[Mapping[str, NDArray[Any]]], Dataset]:
@@ -331,6 +353,17 @@ def _dataset(
     return Dataset(name, ready[0], y_train.astype(kind), ready[1], y_test.astype(kind), classes, licence, notes)
 
 
+_TISSUES = (
+    "adipose",
+    "background",
+    "debris",
+    "lymphocytes",
+    "mucus",
+    "smooth muscle",
+    "normal colon mucosa",
+    "cancer-associated stroma",
+    "colorectal adenocarcinoma epithelium",
+)
 _BY_HAND = (
     "Get it from its publisher, convert it (dpray.platform.datasets shows each file's arrays), and name its folder."
 )
@@ -360,7 +393,20 @@ _SOURCES: dict[str, Source] = {
         for name, halved in (("cifar10_jpeg", False), ("cifar10_jpeg16", True))
     },
     "pneumoniamnist": Source(
-        _pneumonia, "pneumoniamnist_balanced.npz", f"It is a part of MedMNIST (https://medmnist.com). {_BY_HAND}"
+        _medical(
+            "pneumoniamnist",
+            ("normal", "pneumonia"),
+            "A balanced undersample, not the official MedMNIST file.",
+        ),
+        "pneumoniamnist_balanced.npz",
+        f"It is a part of MedMNIST (https://medmnist.com). {_BY_HAND}",
+    ),
+    "pathmnist": Source(
+        _medical("pathmnist", _TISSUES, "The test part is from another hospital than the training part."),
+        "pathmnist.npz",
+        "Get it with `curl -Lo pathmnist.npz 'https://zenodo.org/records/10519652/files/pathmnist.npz?download=1'` "
+        "(206 MB); or install `dpray[medical]`, whose medmnist downloads it with a torchvision that fits torch.",
+        fetch=_by_medmnist,
     ),
     **{
         name: Source(

@@ -1,8 +1,11 @@
 """Real data by name: formats, public scaling, and what is said when a file is not there."""
 
+import importlib.util
 import io
 import json
+import sys
 import traceback
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,8 +16,8 @@ from dpray.platform.datasets import ADULT_SCALES, Dataset, DatasetDamaged, Datas
 RNG = np.random.default_rng(0)
 
 
-def images(number):
-    return RNG.integers(0, 256, (number, 28, 28), dtype=np.uint8)
+def images(number, *channels):
+    return RNG.integers(0, 256, (number, 28, 28, *channels), dtype=np.uint8)
 
 
 def mnist():
@@ -63,10 +66,15 @@ def jpeg(pixels, kind="JPEG"):
     return file.getvalue()
 
 
-def pneumonia():
+def medical(*channels):
+    """As MedMNIST's own files: three parts, labels in a column."""
     parts = {"train": 3, "val": 2, "test": 1}
-    arrays = {f"{part}_images": images(number) for part, number in parts.items()}
+    arrays = {f"{part}_images": images(number, *channels) for part, number in parts.items()}
     return arrays | {f"{part}_labels": np.ones((number, 1), dtype=np.uint8) for part, number in parts.items()}
+
+
+def pathology():
+    return medical(3) | {"train_labels": np.array([[8], [0], [4]], dtype=np.uint8)}
 
 
 def uci():
@@ -84,7 +92,8 @@ FILES = {
     "cifar10": ("cifar10_jpeg_effnetlite0_rp256.npz", cifar),
     "cifar10_jpeg": ("cifar10_jpeg_full60k.npz", jpegs),
     "cifar10_jpeg16": ("cifar10_jpeg_full60k.npz", jpegs),
-    "pneumoniamnist": ("pneumoniamnist_balanced.npz", pneumonia),
+    "pneumoniamnist": ("pneumoniamnist_balanced.npz", medical),
+    "pathmnist": ("pathmnist.npz", pathology),
     "gas": ("uci_regression_fallback.npz", uci),
     "bike": ("uci_regression_fallback.npz", uci),
 }
@@ -95,6 +104,7 @@ SHAPES = {
     "cifar10_jpeg": (4, 2, 3072),
     "cifar10_jpeg16": (4, 2, 768),
     "pneumoniamnist": (5, 1, 784),
+    "pathmnist": (5, 1, 2352),
     "gas": (18, 2, 128),
     "bike": (18, 2, 17),
 }
@@ -125,6 +135,12 @@ def check(data):
         assert set(np.unique(data.y_train)) <= set(range(len(data.classes)))
     else:
         assert data.y_train.dtype == np.float64
+
+
+@pytest.fixture(autouse=True)
+def no_medmnist(monkeypatch):
+    """Whoever has it installed downloads nothing here."""
+    monkeypatch.setitem(sys.modules, "medmnist", None)
 
 
 @pytest.fixture
@@ -185,6 +201,59 @@ def test_images_are_decoded_channels_first_and_halved_by_means(tmp_path):
     np.testing.assert_allclose(colours, [[1, 0, 0], [0, 128 / 255, 1]], atol=3 / 255)
     means = whole.x_train.reshape(4, 3, 16, 2, 16, 2).mean(axis=(3, 5)).reshape(4, -1)
     np.testing.assert_allclose(half.x_train, means, atol=1e-12)
+
+
+def test_pathology_has_its_nine_tissues_and_labels_out_of_their_column(folder):
+    data = load("pathmnist", folder)
+    assert len(data.classes) == 9
+    np.testing.assert_array_equal(data.y_train, [8, 0, 4, 1, 1])
+    with np.load(folder / "pathmnist.npz") as arrays:
+        np.testing.assert_array_equal(data.x_test * 255, arrays["test_images"].reshape(1, -1))
+        np.testing.assert_array_equal(data.x_train[3] * 255, arrays["val_images"][0].reshape(-1))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("medmnist") is None, reason="medmnist is not installed: dpray[medical]")
+def test_the_file_is_one_that_medmnist_itself_reads(folder, monkeypatch):
+    monkeypatch.delitem(sys.modules, "medmnist")
+    from medmnist import INFO, PathMNIST
+
+    theirs = PathMNIST(split="train", root=str(folder), download=False)
+    data = load("pathmnist", folder)
+    np.testing.assert_array_equal(data.x_train[:3] * 255, theirs.imgs.reshape(3, -1))
+    np.testing.assert_array_equal(data.y_train[:3], theirs.labels.ravel())
+    assert data.classes == tuple(INFO["pathmnist"]["label"].values())
+
+
+def medmnist_that(gets):
+    """The package, with a `PathMNIST` that gets its file this way."""
+
+    def path_mnist(*, split, download):
+        assert (split, download) == ("train", True)
+        return SimpleNamespace(root=str(gets()))
+
+    return SimpleNamespace(PathMNIST=path_mnist)
+
+
+def test_pathology_is_downloaded_by_medmnist_where_the_folder_lacks_it(folder, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setitem(sys.modules, "medmnist", medmnist_that(lambda: asked.append(1) or folder))
+    monkeypatch.delenv("DPRAY_DATA", raising=False)
+    assert len(load("pathmnist").x_train) == 5
+    (tmp_path / "empty").mkdir()
+    assert len(load("pathmnist", tmp_path / "empty").x_train) == 5
+    assert len(asked) == 2
+    load("pathmnist", folder)
+    assert len(asked) == 2
+
+
+def test_pathology_that_cannot_be_had_is_refused_with_a_sentence(tmp_path, monkeypatch):
+    def offline():
+        raise RuntimeError("Automatic download failed!")
+
+    for package in (None, medmnist_that(offline), medmnist_that(lambda: tmp_path)):
+        monkeypatch.setitem(sys.modules, "medmnist", package)
+        with pytest.raises(DatasetMissing, match=r"dpray\[medical\]"):
+            load("pathmnist", tmp_path)
 
 
 def large_images(arrays):

@@ -1,0 +1,1 @@
+"""DP-FedSOFIM: the paper's experiments, made again. See RESULTS.md."""
