@@ -18,6 +18,7 @@ An algorithm is a `Settings` class with a `server_step`; its trainer is three li
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -178,6 +179,8 @@ class FederatedTrainer:
         self._try_in_public()
         if len(self.rows) < self.settings.rounds:
             self.cohort.start()  # what its clients are refused for, they are refused for now
+            for sentence in self.settings.warnings(self._expected_noise(), self.state.theta.shape[-1]):
+                warnings.warn(sentence, stacklevel=4)  # where `fit` was called
         if self.reserve:
             self.run.reserve(self.plan)
         self._begin()
@@ -229,10 +232,22 @@ class FederatedTrainer:
     def _answer(self, released: FloatArray, noise: GridNoise) -> Answer:
         """What a stored sum says, with the noise that is in it."""
         total, records, clients = ClientSum.unpack(released)
-        sigma = noise.std(1 if self.regime is Regime.CENTRAL else clients)
-        N = self._rate * (records if self._floor is None and self.unit is Unit.RECORD else clients * (self._floor or 1))
+        sigma, N = self._sigma(noise, clients), self._summands(records, clients)
         sign = -1.0 if self.unit is Unit.CLIENT else 1.0
         return Answer(total * (sign / N), sigma / N, sigma, clients, records)
+
+    def _sigma(self, noise: GridNoise, clients: int) -> float:
+        return noise.std(1 if self.regime is Regime.CENTRAL else clients)
+
+    def _summands(self, records: int, clients: int) -> float:
+        """N."""
+        counted = records if self._floor is None and self.unit is Unit.RECORD else clients * (self._floor or 1)
+        return self._rate * counted
+
+    def _expected_noise(self) -> float:
+        """s of the first round, if all clients answer."""
+        clients, records = len(self.cohort.clients), sum(self.cohort.counts.values())
+        return self._sigma(self._noise(self.spends[0]), clients) / self._summands(records, clients)
 
     def _after(self, answer: Answer | None) -> ServerState:
         if answer is None:

@@ -116,6 +116,15 @@ class Settings(ABC):
         """Released values worth a curve, from the state after step t; names as in the tracker's allow-list."""
         return {}
 
+    def warnings(self, noise: float, dimension: int) -> tuple[str, ...]:
+        """What makes training with this noise hopeless, in sentences; from public numbers.
+
+        Args:
+            noise: s, as all clients together will make it; 0 without noise.
+            dimension: d.
+        """
+        return ()
+
 
 def from_names(kind: type[_Made], whose: str, config: Mapping[str, Any], defaults: Mapping[str, Any] | None) -> _Made:
     """A dataclass from values by name, laid over defaults.

@@ -18,6 +18,9 @@ The step is θ ← θ − η H v. By Sherman-Morrison it needs two inner product
 
 - `precondition="gradient"`, v = G (the paper): H G = (G − M̂ (M̂·G)/(ρ + ‖M̂‖²)) / ρ: plain descent at rate η/ρ, with the
   part along the momentum damped.
+  M holds (1 − β) of this round's noise. Where noise is most of both, M·G ≈ (1 − β)ds² and ‖M‖² ≈ f, which is
+  ds²(1 − β)/(1 + β) after many rounds: H G ≈ (G − M (1 + β)f/(ρ + f))/ρ. M's signal is G's, so that on average the step
+  goes **uphill** once βf > ρ; `warnings` says so before anything is spent.
 - `precondition="momentum"`, v = M̂ (the authors' code): H M̂ = M̂ / (ρ + ‖M̂‖²): a momentum step whose length cannot exceed
   η/(2√ρ), and no anisotropy at all.
 
@@ -216,6 +219,20 @@ class SOFIMSettings(Settings):
             W, floor = self._curvature(state.slots, t)
             over = {"round/curvature_over_rho": float(eigen(W)[0][-1]) / self._damping(floor)}
         return over | momentum_over_noise(M, variance)
+
+    def warnings(self, noise: float, dimension: int) -> tuple[str, ...]:
+        """Whether the step of `precondition="gradient"` will go uphill: βf > ρ (top of this file)."""
+        floor = dimension * noise**2 * (1 - self.momentum) / (1 + self.momentum)
+        if self.precondition != "gradient" or self.debias or self.rank is not None or floor == 0:
+            return ()
+        turned = self.momentum * floor / self._damping(floor)
+        if turned <= 1:
+            return ()
+        return (
+            f"The noise turns the steps of {self.algorithm} uphill: what it puts into the curvature is βf = "
+            f"{self.momentum * floor:.3g}, {turned:.1f} times ρ, and the part of the gradient that is taken out along "
+            "the momentum is larger than the gradient. Use `precondition: momentum`, `debias: true`, or a larger ρ.",
+        )
 
     def _curvature(self, slots: Mapping[str, FloatArray], t: int) -> tuple[FloatArray, float]:
         """W (…, r, d), and what noise adds to each eigenvalue of WᵀW."""

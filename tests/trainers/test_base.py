@@ -3,6 +3,8 @@
 import json
 import math
 import shutil
+import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -41,6 +43,19 @@ def trainer(people, cohort=None, settings=SETTINGS, *, kind=DPFedSOFIMTrainer, n
     cohort = cohort or PlayedCohort()
     arguments = {"quanta": BUDGET.quanta, "evaluation": blobs(90, seed=99), **changes}
     return kind(cohort, people.run(name), cohort.task, settings, **arguments)
+
+
+@pytest.mark.parametrize(("rho", "uphill"), [(1e-6, True), (0.5, False)])
+def test_noise_that_turns_its_steps_around_is_said_before_anything_is_spent(people, rho, uphill):
+    training = trainer(people, settings=replace(SETTINGS, rho=rho))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        if not uphill:
+            training.fit()
+            return
+        with pytest.raises(UserWarning, match="uphill"):
+            training.fit()
+    assert people.accounts()[0].spent == people.accounts()[0].reserved == 0
 
 
 def test_fit_returns_rays_result(people, tmp_path):

@@ -195,6 +195,31 @@ def test_relative_damping_needs_noise():
         settings.server_step(settings.initial_state(np.zeros(3)), np.ones(3), 1, 0.0)
 
 
+@pytest.mark.parametrize(("turned", "uphill"), [(0.3, False), (3.0, True)])
+def test_it_warns_of_noise_that_turns_its_steps_around(turned, uphill):
+    """Progress along a constant gradient, 3 000 rounds: a mean with a std of .02 steps that have no noise."""
+    d, beta, noise = 2000, 0.9, 0.05
+    rho = beta * d * noise**2 * (1 - beta) / (1 + beta) / turned
+    settings = SOFIMSettings(rounds=3000, momentum=beta, rho=rho)
+    assert bool(settings.warnings(noise, d)) == uphill
+    rng, gradient = np.random.default_rng(7), np.full(d, 1e-3)
+    state = settings.initial_state(np.zeros(d))
+    for t in range(1, 3001):
+        state = settings.server_step(state, gradient + noise * rng.standard_normal(d), t, noise)
+    progress = -(state.theta @ gradient) / (3000 * settings.learning_rate / rho * (gradient @ gradient))
+    f = rho * turned / beta
+    assert progress == pytest.approx(1 - (1 + beta) * f / (rho + f), abs=0.1)
+    assert (progress < 0) == uphill
+
+
+@pytest.mark.parametrize("cure", [{"precondition": "momentum"}, {"debias": True}, {"rho": 1e3}])
+def test_what_it_proposes_against_that_ends_the_warning(cure):
+    (sentence,) = SOFIMSettings(rounds=1).warnings(1.0, 1000)
+    assert "uphill" in sentence
+    assert SOFIMSettings(**{"rounds": 1, **cure}).warnings(1.0, 1000) == ()
+    assert SOFIMSettings(rounds=1).warnings(0.0, 1000) == ()
+
+
 def test_the_ratio_of_momentum_to_damping_is_reported():
     settings = some_settings(momentum=0.5, rho=0.25)
     state = settings.server_step(settings.initial_state(np.zeros(2)), np.array([3.0, 4.0]), 1, 0.0)
