@@ -156,7 +156,7 @@ def forecast(recipe: Recipe, scale: Scale) -> Forecast:
         else:
             lead = lead_needed(search.answered_sigma, rivals)
             unanimous = vote_failure_bound(scale.clients, search.answered_sigma, rivals)
-    warnings = _warnings(recipe, scale, noise_to_signal, lead)
+    warnings = (*_warnings(recipe, scale, noise_to_signal, lead), *_of_trainer(recipe, scale, noise_to_signal * clip))
     return Forecast(
         budget=budget,
         declaration=declaration(recipe, scale),
@@ -331,3 +331,15 @@ def _warnings(recipe: Recipe, scale: Scale, noise_to_signal: float, lead: float 
             "(`regime: distributed`), and no part of this recipe says so."
         )
     return tuple(found)
+
+
+def _of_trainer(recipe: Recipe, scale: Scale, noise: float) -> tuple[str, ...]:
+    """What the trainer says of noise of this expected length; nothing where the search chooses more than rate and C."""
+    from dpray.trainers import trainer_named
+
+    training = recipe.training
+    if recipe.search is not None and recipe.search.space.keys() - {"learning_rate", "clip"}:
+        return ()
+    found = {"learning_rate": 1.0, **training.fixed(), "rounds": training.rounds, "clip": _clip(recipe)}
+    settings = trainer_named(training.algorithm).settings_type.from_config(found)
+    return settings.warnings(noise / math.sqrt(scale.dimension), scale.dimension)

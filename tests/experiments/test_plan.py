@@ -111,6 +111,12 @@ def test_hopeless_settings_are_warned_of_and_good_ones_are_not():
     assert [text.split(":")[0] for text in noisy] == ["The vote is noisy"]
 
 
+@pytest.mark.parametrize(("rho", "uphill"), [(1e-9, True), (1e9, False)])
+def test_a_trainer_that_noise_turns_around_is_warned_of(rho, uphill):
+    changed = recipe(training={"algorithm": "dp_fedsofim", "rounds": 10, "rho": rho})
+    assert any("uphill" in text for text in forecast(changed, SCALE).warnings) == uphill
+
+
 def test_a_budget_too_small_to_spend_is_refused():
     with pytest.raises(RecipeError, match="too small"):
         forecast(recipe(budget={"epsilon": 1e-15, "delta": 1e-300}), SCALE)
