@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import random
 import shutil
 import sqlite3
@@ -84,8 +85,8 @@ def row(request):
 
 @pytest.fixture
 def dice():
-    """Random moments. The seed is printed, so that a failure can be looked at again; timing has its own mind."""
-    seed = random.SystemRandom().randrange(2**32)
+    """Random moments. The seed is printed, so that a failure can be looked at again (`DPRAY_TEST_SEED`)."""
+    seed = int(os.environ.get("DPRAY_TEST_SEED") or random.SystemRandom().randrange(2**32))
     print(f"seed of the faults' moments: {seed}")
     return random.Random(seed)
 
