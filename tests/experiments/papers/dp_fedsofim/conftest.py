@@ -56,6 +56,9 @@ class GivenNoise:
         self.n_min = counted_noisers(self.quorum, 1)
         self.terms = Terms(model.dimension, model.relative_error, len(shards), sum(self.counts.values()))
 
+    def start(self):
+        pass
+
     def trust(self, regime):
         return str(regime)
 
