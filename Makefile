@@ -61,7 +61,7 @@ format: $(STAMP)  ## rewrite the code the way `make lint` wants it
 	$(BIN)/ruff format $(CHECKED)
 
 pytest: $(STAMP)
-	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile --cov=platform/privacy --cov-branch --cov-report=term:skip-covered --cov-fail-under=95 $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not slow" -n 3 --dist loadfile --cov=platform/privacy --cov-branch --cov-report=term:skip-covered --cov-fail-under=95 $(PYTEST_ARGS)
 
 slow-test: $(STAMP)  ## the long runs (about half an hour on two cores)
 	$(BIN)/python -m pytest -m slow --timeout=1800 --ignore=tests/cluster --ignore=tests/faults $(PYTEST_ARGS)
