@@ -9,6 +9,9 @@ A pickle is a program: whoever may put a file into a data folder could run code 
 nothing that a file names is imported or called. A name becomes an object that knows the name, a call of it a note of
 the arguments, and only a note that says "uint8, these sizes, these bytes" is made an array, by this module's own code.
 (An allow-list of NumPy's functions would still let a file set the state of arrays and types, down to their memory.)
+Before that a batch is looked through without being built: size, kinds of instructions and their numbers are bounded, so
+that a small file cannot ask for much memory, or for a table whose keys take for ever. What is fetched is fetched into a
+folder of its own that nobody else may write to, and torchvision's classes, which would unpickle it, are never made.
 """
 
 from __future__ import annotations
@@ -16,10 +19,15 @@ from __future__ import annotations
 import gzip
 import io
 import math
+import os
 import pickle
+import pickletools
+import shutil
 import socket
 import struct
+import tempfile
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +48,22 @@ _IDX = {
 }
 _MOST = 1_000_000
 """Records that a file may say it holds, before memory is set aside for them."""
+_LARGEST = 64 * 2**20
+"""Bytes of a batch, which has 31 000 000."""
+_TUPLES = 16
+"""Tuples in a batch: an array has eight, and nested ones cost twice as much to look up with each."""
+# fmt: off
+_INSTRUCTIONS = frozenset(
+    {
+        "PROTO", "FRAME", "STOP", "MARK", "NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2",
+        "EMPTY_DICT", "EMPTY_LIST", "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "SETITEM", "SETITEMS",
+        "APPEND", "APPENDS", "BINPUT", "LONG_BINPUT", "MEMOIZE", "BINGET", "LONG_BINGET", "GLOBAL",
+        "STACK_GLOBAL", "REDUCE", "BUILD", "BINSTRING", "SHORT_BINSTRING", "BINUNICODE", "SHORT_BINUNICODE",
+        "BINBYTES", "SHORT_BINBYTES",
+    }
+)
+# fmt: on
+"""What pickles of tables, lists, numbers, text and one array are made of, from protocol 2 on."""
 _PATIENCE = 60.0
 """Seconds without an answer after which a download is given up."""
 
@@ -69,7 +93,12 @@ def cifar_batches(folder: Path) -> Arrays:
 
 def _batch(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Images (n, 3 072) and labels (n,) of one file."""
-    found = _Inert(io.BytesIO(path.read_bytes()), encoding="bytes").load()
+    if not path.is_file():  # a device would be read without end
+        raise FileNotFoundError(path.name)
+    with path.open("rb") as file:
+        data = file.read(_LARGEST + 1)
+    _look_through(data)
+    found = _Inert(io.BytesIO(data), encoding="bytes").load()
     if not isinstance(found, dict):
         raise Unlike("a batch is not a table of names and values")
     labels = found.get(b"labels", found.get("labels"))
@@ -79,6 +108,25 @@ def _batch(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     if x.shape != (len(labels), 3 * 32 * 32):
         raise Unlike("images and labels do not belong together")
     return x, np.array(labels, dtype=np.int64)
+
+
+def _look_through(data: bytes) -> None:
+    """Refuse a pickle that is more than the table of a batch, before any of it is built (`Unlike`)."""
+    wrong = Unlike("a batch is not a plain table of images and labels")
+    if len(data) > _LARGEST:
+        raise wrong
+    read = tuples = 0
+    try:
+        for instruction, argument, _ in pickletools.genops(data):
+            read += 1
+            tuples += "TUPLE" in instruction.name
+            far = instruction.name in {"BINPUT", "LONG_BINPUT"} and (argument or 0) > read
+            if instruction.name not in _INSTRUCTIONS or tuples > _TUPLES or far:
+                raise wrong
+    except Unlike:
+        raise
+    except Exception:  # its bytes are no instructions, or end among them: pickletools says so in many ways
+        raise Unlike("a batch is no pickle, or a part of one") from None
 
 
 class _Named:
@@ -183,7 +231,7 @@ READERS: Mapping[str, tuple[str, Callable[[Path], Arrays]]] = {
 
 
 def download(kind: str, root: Path) -> str | None:
-    """Let torchvision fetch a data set into `root`; it checks what it fetches against published sums.
+    """Fetch a data set into `root` by torchvision, which checks what it fetches against published sums.
 
     Args:
         kind: a class of `READERS`.
@@ -193,15 +241,46 @@ def download(kind: str, root: Path) -> str | None:
         None if it is there now, else a sentence that says why not.
     """
     try:
-        from torchvision import datasets  # type: ignore[import-not-found]
+        from torchvision.datasets import utils  # type: ignore[import-not-found]
     except ImportError:
         return "torchvision, which would fetch it, is not installed (`pip install torchvision`)."
-    patience = socket.getdefaulttimeout()
+    place, patience = READERS[kind][0], socket.getdefaulttimeout()
     socket.setdefaulttimeout(_PATIENCE)
+    own = None
     try:
-        getattr(datasets, kind)(root=str(root), download=True)
+        root.mkdir(parents=True, exist_ok=True)
+        own = Path(tempfile.mkdtemp(dir=root))  # nobody changes a file between its check and its use
+        archives, files = _published(kind, own / place)
+        for sources, name, md5 in archives:
+            fetch = partial(utils.download_and_extract_archive, download_root=str(files), filename=name, md5=md5)
+            _from_one_of(sources, fetch)
+        (root / place).parent.mkdir(parents=True, exist_ok=True)
+        os.replace(own / place, root / place)
     except Exception as error:  # whatever a network, a server or a disk may say
         return f"torchvision could not fetch it ({type(error).__name__}): is there a network?"
     finally:
         socket.setdefaulttimeout(patience)
+        if own is not None:
+            shutil.rmtree(own, ignore_errors=True)
     return None
+
+
+def _published(kind: str, place: Path) -> tuple[list[tuple[list[str], str, str]], Path]:
+    """What is fetched, as torchvision knows it: (addresses, name, MD5) each, and the folder it is unpacked in."""
+    from torchvision import datasets  # type: ignore[import-not-found]
+
+    known = getattr(datasets, kind)
+    if kind == "CIFAR10":  # its archive holds the folder
+        return [([known.url], known.filename, known.tgz_md5)], place.parent
+    place.mkdir(parents=True)
+    return [([f"{mirror}{name}" for mirror in known.mirrors], name, md5) for name, md5 in known.resources], place
+
+
+def _from_one_of(sources: list[str], fetch: Callable[[str], object]) -> None:
+    for number, url in enumerate(sources, 1):
+        try:
+            fetch(url)
+            return
+        except Exception:
+            if number == len(sources):
+                raise

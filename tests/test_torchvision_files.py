@@ -6,6 +6,7 @@ import pickle
 import socket
 import sys
 import types
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -159,10 +160,15 @@ BAD_STATE = b"\x80\x02cdpray.platform.torchvision_files\n_Named\n}X\x04\x00\x00\
         (published({**batch(0), "data": b"\0" * 9216}), "not an array of bytes"),
         (published({**batch(0), "data": np.zeros(9216, dtype=np.uint8)}), "not an array of bytes"),
         (published(batch(0)).replace(b"M\x00\x0c", b"M\x01\x0c"), "not an array of bytes"),
-        (b"half a download", "UnpicklingError"),
-        (published(batch(0))[:-100], "UnpicklingError"),
+        (b"half a download", "not a plain table"),
+        (published(batch(0))[:-100], "no pickle, or a part of one"),
         (BAD_STATE, "UnpicklingError"),
-        (b"", "EOFError"),
+        (b"", "no pickle, or a part of one"),
+        (b"}r" + (2**26).to_bytes(4, "little") + b".", "not a plain table"),  # a gigabyte of places for one number
+        (b"}K\x01" + b"\x85" * 2_000_000 + b"K\x02s.", "not a plain table"),  # looked up by recursion: a crash
+        (b"}K\x01" + b"2\x86" * 30 + b"K\x02s.", "not a plain table"),  # looked up 2**30 times
+        (b"}K\x01" + b"q\x00h\x00\x86" * 30 + b"K\x02s.", "not a plain table"),  # the same without copying
+        (b"\x80\x02}\x8b" + (2**31 - 1).to_bytes(4, "little"), "no pickle, or a part of one|not a plain table"),
     ],
 )
 def test_what_is_no_batch_is_refused_in_a_sentence(cifar, data, words):
@@ -170,6 +176,16 @@ def test_what_is_no_batch_is_refused_in_a_sentence(cifar, data, words):
     with pytest.raises(DatasetDamaged, match=words) as caught:
         load("cifar10_images", cifar.parent)
     assert "cs.toronto.edu" in str(caught.value)
+
+
+def test_a_batch_larger_than_any_and_a_device_are_not_read(cifar, monkeypatch):
+    monkeypatch.setattr(torchvision_files, "_LARGEST", 1000)
+    with pytest.raises(DatasetDamaged, match="not a plain table"):
+        load("cifar10_images", cifar.parent)
+    (cifar / "data_batch_1").unlink()
+    (cifar / "data_batch_1").symlink_to("/dev/zero")
+    with pytest.raises(DatasetDamaged, match="FileNotFoundError"):
+        load("cifar10_images", cifar.parent)
 
 
 def test_a_batch_that_is_not_there_is_told(cifar):
@@ -228,35 +244,63 @@ def test_what_is_no_idx_file_is_refused(tmp_path, change, words):
 
 
 def package(monkeypatch, fetch):
-    """A torchvision whose classes call `fetch(kind, root)`."""
+    """A torchvision whose way of fetching an archive is `fetch(url, folder, md5)`. Its classes must not be made."""
 
-    def of(kind):
-        return lambda *, root, download: fetch(kind, root) if download else pytest.fail("not asked to fetch")
+    def fetched(url, download_root, filename, md5):
+        fetch(url, Path(download_root), md5)
 
-    module = types.ModuleType("torchvision")
-    module.datasets = types.SimpleNamespace(CIFAR10=of("CIFAR10"), MNIST=of("MNIST"))
-    monkeypatch.setitem(sys.modules, "torchvision", module)
+    def made(self, *_, **__):
+        pytest.fail("this class unpickles what it finds")
+
+    modules = {
+        name: types.ModuleType(name) for name in ("torchvision", *(f"torchvision.datasets{x}" for x in ("", ".utils")))
+    }
+    found = modules["torchvision.datasets"]
+    where = {"url": "https://a/cifar.tar.gz", "filename": "cifar.tar.gz", "tgz_md5": "c0"}
+    found.CIFAR10 = type("CIFAR10", (), {"__init__": made, **where})
+    several = {"mirrors": ["https://a/", "https://b/"], "resources": [(f"{name}.gz", "d0") for name in IDX]}
+    found.MNIST = type("MNIST", (), {"__init__": made, **several})
+    found.utils = modules["torchvision.datasets.utils"]
+    found.utils.download_and_extract_archive = fetched
+    modules["torchvision"].datasets = found
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
 
 
 def test_what_is_not_there_is_fetched_by_torchvision_into_the_folder(cifar, tmp_path, monkeypatch):
     asked, target = [], tmp_path / "data"
     target.mkdir()
 
-    def fetch(kind, root):
-        asked.append((kind, root))
-        cifar.rename(target / cifar.name)
+    def fetch(url, folder, md5):
+        asked.append((url, md5))
+        assert folder.parent == target
+        assert folder.stat().st_mode & 0o077 == 0
+        cifar.rename(folder / cifar.name)
 
     package(monkeypatch, fetch)
     assert len(load("cifar10_images", target).x_train) == 15
     assert len(load("cifar10_images", target).x_train) == 15
-    assert asked == [("CIFAR10", str(target))]
+    assert asked == [("https://a/cifar.tar.gz", "c0")]
+    assert [each.name for each in target.iterdir()] == [cifar.name]
 
 
 def test_without_a_folder_it_is_fetched_into_a_cache(tmp_path, monkeypatch):
     monkeypatch.delenv("DPRAY_DATA", raising=False)
     monkeypatch.setattr(datasets, "_FETCHED", str(tmp_path / "cache"))
-    package(monkeypatch, lambda kind, root: idx(tmp_path / "cache"))
+    idx(tmp_path / "published")
+    asked = []
+
+    def fetch(url, folder, md5):
+        asked.append(url)
+        if url.startswith("https://a/"):
+            raise OSError("this mirror is gone")
+        name = url.removeprefix("https://b/").removesuffix(".gz")
+        (tmp_path / "published" / "MNIST" / "raw" / name).rename(folder / name)
+
+    package(monkeypatch, fetch)
     assert len(load("mnist").x_train) == 4
+    assert len(asked) == 8
+    assert [each.name for each in (tmp_path / "cache").iterdir()] == ["MNIST"]
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -270,7 +314,7 @@ def test_without_torchvision_or_a_network_it_is_refused_in_a_sentence(tmp_path, 
     assert "https://" in str(caught.value)
     assert ("which is not there" if named else "set DPRAY_DATA") in str(caught.value)
 
-    def offline(kind, root):
+    def offline(url, folder, md5):
         raise OSError("no route to host, and something secret")
 
     package(monkeypatch, offline)
@@ -281,7 +325,7 @@ def test_without_torchvision_or_a_network_it_is_refused_in_a_sentence(tmp_path, 
 
 def test_a_server_that_does_not_answer_is_not_waited_for_for_ever(tmp_path, monkeypatch):
     seen, before = [], socket.getdefaulttimeout()
-    package(monkeypatch, lambda kind, root: seen.append(socket.getdefaulttimeout()))
+    package(monkeypatch, lambda url, folder, md5: seen.append(socket.getdefaulttimeout()))
     assert torchvision_files.download("MNIST", tmp_path) is None
     assert 0 < seen[0] <= 60
     assert socket.getdefaulttimeout() == before

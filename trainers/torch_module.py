@@ -165,10 +165,12 @@ class TorchModule(Model):
             )
 
     def check_records(self, shape: tuple[int, ...]) -> None:
-        """Refuse records of a shape on which the module raises, as it does on one of zeros."""
+        """Refuse records of a shape on which the module, or its gradient, raises, as it does on one of zeros."""
+        zeros = Records(np.zeros((1, *shape)), np.zeros(1, dtype=np.int64))
         try:
             self._route(self._parameters(self.initial()), shape)
-        except RuntimeError as error:
+            self.clipped_sum(self.initial(), zeros, 1.0)
+        except Exception as error:
             raise ValueError(
                 f"The module does not take the clients' records, of the shape {shape}: {error}. Give a module that "
                 "does, or records of the shape it is made for."

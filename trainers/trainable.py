@@ -188,9 +188,12 @@ class TrainerTuning:
     Early stopping (ASHA, `stop`) on what a trial reports is free; what its plan has not used comes back with `close`.
 
     *Guarantee.* All trainings and scores together are μ-GDP for `unit` with μ² = trainings · (quanta + those of a
-    score), whatever the searcher does, crashes and retries included; each is charged before it is computed. With
-    `sampling` they are (ε, δ)-DP as the account composes them: every training as a line of events of its own, whose
-    sampler is the one that its clients draw from, and scores as Gaussians beside them. Protected are the records of
+    score, times m² where a score protects records and `unit` is the client of m of them), whatever the searcher does,
+    crashes and retries included; each is charged before it is computed. With `sampling` they are (ε, δ)-DP as the
+    account composes them: every training as a line of events of its own, whose sampler is the one that its clients draw
+    from, and scores as Gaussians beside them. That composition is of plans fixed in advance: the ε of all trainings to
+    their ends is guaranteed, the smaller one of a search that was stopped early is a report, and what such a search
+    leaves must not be spent in another way that was chosen by what it released. Protected are the records of
     both cohorts; not protected is the evaluation set.
 
     Raises:

@@ -15,6 +15,9 @@ attempts and time limits follow from public numbers: a host whose *user code* is
 in the end (`confine.slowest`) and is no dropout. A lost node is none of user code's doing: how long it is waited for
 follows from what nodes Ray says are alive. Ray itself notices a machine without power, or out of reach, by its health
 checks: about a minute by default, half of that in the repository's `cluster.yaml`.
+
+Not covered: user code that makes a whole machine swap until Ray takes it for lost, which depends on what it does with
+the records; and, in a pool that has lost a node, a host that user code has killed competes with the lost ones for CPUs.
 """
 
 from __future__ import annotations

@@ -34,6 +34,8 @@ budget a second time in the ledger. That a site really holds other people under 
 where the journal is; count and cap stay one:
 `sqlite3 journal.db "UPDATE meta SET value = json_insert(value, '$[#]', 'staff') WHERE name = 'populations'"`.
 A pool's clients are simulated, and populations of one simulation may share a journal.
+This is so under one `state_dir` and one name of the site: whoever writes the driver's code chooses both, and with
+others the site's records have another journal. A site that does not trust that code keeps it from its machine.
 
 Hosts of one node share the file; every method is one transaction (see `site_file`).
 """
@@ -74,9 +76,10 @@ class SiteJournal(SiteFile):
 
     def __init__(self, path: Path, cap: Budget | None = None, *, site: bool = False) -> None:
         super().__init__(path)
-        self._site = site
-        if cap is not None:
-            self._agree(cap)
+        self._site, self._cap = site, cap
+        with self._transaction() as database:
+            if not site or _populations(database) is None:
+                self._agree(database)
         self._groups: dict[str, tuple[str, ...]] = {}
 
     def spent(self, client: str) -> int | None:
@@ -110,7 +113,7 @@ class SiteJournal(SiteFile):
             JournalRefused: stale, head, cap, conflict, or lost (a committed key of which this journal knows nothing).
         """
         with self._transaction(synced=False) as database:
-            self._lease(database, ticket)
+            self._lease(database, ticket, bind=False)
             self._advance(database, ticket)
             open_members, evidence = list(members), set[str]()
             if not ticket.committed:  # then no earlier preparation has come to anything
@@ -215,19 +218,24 @@ class SiteJournal(SiteFile):
         """The smallest cap ever agreed to."""
         return _agreed(self._database)
 
-    def _agree(self, cap: Budget) -> None:
-        with self._transaction() as database:
-            before = _agreed(database)
-            if cap.quanta is not None and (before is None or before.quanta is None or cap.quanta < before.quanta):
-                text = json.dumps([cap.epsilon, cap.delta])
-                database.execute("INSERT OR REPLACE INTO meta VALUES ('cap', ?)", (text,))
+    def _agree(self, database: sqlite3.Connection) -> None:
+        cap, before = self._cap, _agreed(database)
+        if cap is None or cap.quanta is None:
+            return
+        if before is None or before.quanta is None or cap.quanta < before.quanta:
+            text = json.dumps([cap.epsilon, cap.delta])
+            database.execute("INSERT OR REPLACE INTO meta VALUES ('cap', ?)", (text,))
 
     # inside a transaction
 
-    def _lease(self, database: sqlite3.Connection, ticket: Ticket) -> None:
-        """Follow the newest lease of a run, of a population that these clients answer for."""
-        if self._site:
+    def _lease(self, database: sqlite3.Connection, ticket: Ticket, *, bind: bool = True) -> None:
+        """Follow the newest lease of a run, of a population that these clients answer for.
+
+        Without `bind` a site that has answered for nobody is left so: another one may refuse yet, and nothing was seen.
+        """
+        if self._site and (bind or _populations(database) is not None):  # what is refused agrees to nothing
             _answers_for(database, ticket.population)
+            self._agree(database)
         row = database.execute("SELECT epoch FROM epochs WHERE run = ?", (ticket.lease,)).fetchone()
         if row is not None and ticket.epoch < row[0]:
             raise JournalRefused(
@@ -357,10 +365,10 @@ def same_participants(ticket: Ticket, row: Row, participants: str) -> None:
 
 def _answers_for(database: sqlite3.Connection, population: str) -> None:
     """Refuse another population than the first, or than those the site's operator has added."""
-    row = database.execute("SELECT value FROM meta WHERE name = 'populations'").fetchone()
-    if row is None:
+    known = _populations(database)
+    if known is None:
         database.execute("INSERT INTO meta VALUES ('populations', ?)", (json.dumps([population]),))
-    elif population not in (known := json.loads(row[0])):
+    elif population not in known:
         raise JournalRefused(
             "population",
             f"A site that answers for the population {known[0]!r} was asked for {population!r}: its records are of the "
@@ -368,6 +376,11 @@ def _answers_for(database: sqlite3.Connection, population: str) -> None:
             "the site holds other people under the second, have its operator allow it (see `dpray.platform.cohort."
             "journal`).",
         )
+
+
+def _populations(database: sqlite3.Connection) -> list[str] | None:
+    row = database.execute("SELECT value FROM meta WHERE name = 'populations'").fetchone()
+    return None if row is None else list(json.loads(row[0]))
 
 
 def _spent(database: sqlite3.Connection, members: Sequence[str]) -> dict[str, str]:

@@ -38,7 +38,7 @@ class MaskedJournal(SiteJournal):
         """
         wanted, known, own, kept = set(clients), set[str](), set[str](), dict[str, IntArray]()
         with self._transaction(synced=False) as database:
-            self._lease(database, ticket)
+            self._lease(database, ticket, bind=False)
             self._advance(database, ticket)
             if not ticket.committed:
                 database.execute(

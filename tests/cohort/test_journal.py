@@ -369,6 +369,26 @@ def test_a_refused_first_request_binds_a_site_to_nobody(tmp_path):
         journal.contribute(ticket(), ABC)
 
 
+def test_a_request_that_is_prepared_and_never_seen_binds_a_site_to_nobody(tmp_path):
+    with closing(SiteJournal(tmp_path / "journal.db", site=True)) as journal:
+        journal.enrol(ABC)
+        journal.prepare(ticket(population="typo"), ABC)
+        reveal(journal, ticket())
+        refused("population", journal.prepare, ticket(population="typo"), ABC)
+
+
+def test_a_refused_request_does_not_lower_a_sites_cap(tmp_path):
+    place = tmp_path / "journal.db"
+    with closing(SiteJournal(place, Budget(1.0, 1e-5), site=True)) as journal:
+        journal.enrol(ABC)
+        journal.contribute(ticket(), ABC)
+    with closing(SiteJournal(place, Budget(0.001, 1e-5), site=True)) as journal:
+        refused("population", journal.contribute, ticket(population="Patients"), ABC)
+        assert journal.cap() == Budget(1.0, 1e-5)
+        journal.contribute(ticket(1), ABC)
+        assert journal.cap() == Budget(0.001, 1e-5)  # asked for the right people, and admitted: now it holds
+
+
 def test_populations_of_a_simulation_may_share_a_journal(journal):
     reveal(journal, ticket())
     reveal(journal, ticket(population="others"))

@@ -38,6 +38,17 @@ def narrow():
     return TorchModule(lambda: torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.ReLU(), torch.nn.Linear(5, 3)), 3)
 
 
+class Scaled(torch.nn.Module):
+    """It answers, and its gradient cannot be had: a number in it asks for a gradient of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.convolution, self.scale = torch.nn.Conv1d(1, 3, 4), torch.ones(1, requires_grad=True)
+
+    def forward(self, x):
+        return self.convolution(x[:, None] * self.scale)[:, :, 0]
+
+
 REFUSED = {
     "no parameters": ({"model": lambda: TorchModule(torch.nn.Flatten, 3)}, "no parameter that requires a gradient"),
     "clients of two widths": (
@@ -49,6 +60,10 @@ REFUSED = {
         r"takes records of the shape \(6,\), and the clients' have \(4,\)",
     ),
     "a module of another width": ({"model": narrow}, r"does not take the clients' records, of the shape \(4,\)"),
+    "a module whose gradient raises": (
+        {"model": lambda: TorchModule(Scaled, 3)},
+        r"does not take the clients' records",
+    ),
     "a module for images": (
         {"model": lambda: TorchModule(lambda: torch.nn.Sequential(torch.nn.Conv2d(1, 3, 2), torch.nn.Flatten()), 3)},
         r"does not take the clients' records, of the shape \(4,\)",
