@@ -3,9 +3,9 @@
     python -m venv FOLDER && FOLDER/bin/pip install "torch==2.13.0" "flwr[simulation]==1.42.0"
     FOLDER/bin/python flower_round.py API CLIENTS RECORDS FEATURES CLASSES ROUNDS CPUS
 
-Work of one round, in float32: every client makes the sum of its records' gradients, each clipped to norm 1, of a linear
-softmax head with bias, adds Gaussian noise, and returns its mean step; Flower averages. No ledger, no journal, no
-commit: less than a round of dpray does. Nothing of dpray is imported.
+Work of one round, in float64 as in dpray: every client makes the sum of its records' gradients, each clipped to norm 1,
+of a linear softmax head with bias, adds Gaussian noise, and returns its mean step; Flower averages. No ledger, no
+journal, no commit: less than a round of dpray does. Nothing of dpray is imported.
 
 API is `client` (NumPyClient and a server_fn, what most code written for Flower uses) or `message` (ClientApp.train and
 Strategy.start, its newer interface).
@@ -42,7 +42,7 @@ began: list[float] = []
 
 def start() -> Any:
     """W before the first round."""
-    return np.zeros((FEATURES + 1, CLASSES), np.float32)
+    return np.zeros((FEATURES + 1, CLASSES))
 
 
 def data(context: Any) -> tuple[Any, Any]:
@@ -50,8 +50,8 @@ def data(context: Any) -> tuple[Any, Any]:
     client = int(context.node_config["partition-id"])
     if client not in held:
         generator = np.random.default_rng(client)
-        x = generator.standard_normal((RECORDS, FEATURES), dtype=np.float32)
-        held[client] = np.hstack([x, np.ones((RECORDS, 1), np.float32)]), generator.integers(0, CLASSES, RECORDS)
+        x = generator.standard_normal((RECORDS, FEATURES))
+        held[client] = np.hstack([x, np.ones((RECORDS, 1))]), generator.integers(0, CLASSES, RECORDS)
     return held[client]
 
 
@@ -64,8 +64,8 @@ def step(W: Any, x: Any, y: Any) -> Any:
     A[np.arange(RECORDS), y] -= 1
     norms = np.linalg.norm(A, axis=1) * np.linalg.norm(x, axis=1)
     A *= np.minimum(1, 1 / norms)[:, None]
-    noised = x.T @ A + np.float32(NOISE) * np.random.default_rng().standard_normal(W.shape, dtype=np.float32)
-    return (W - RATE / RECORDS * noised).astype(np.float32)
+    noised = x.T @ A + NOISE * np.random.default_rng().standard_normal(W.shape)
+    return W - RATE / RECORDS * noised
 
 
 class Client(NumPyClient):  # type: ignore[misc]

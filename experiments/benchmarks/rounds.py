@@ -137,7 +137,7 @@ def _flower(python: str, size: Size, pools: dict[str, tuple[dict[str, Timing], .
     script = Path(__file__).with_name("flower_round.py")
     sizes = (size.clients, size.records, FEATURES, CLASSES, size.flower_rounds, machine.cores())
     rows = [
-        "The same work in float32, seconds a round, and how many rounds of dpray fit into one (bound: 100):",
+        "The same work, seconds a round, and how many rounds of dpray fit into one (bound: 100):",
         "",
         "| | seconds | first round | pool, central | distributed | durable ledger, central | distributed |",
         "|---|---|---|---|---|---|---|",

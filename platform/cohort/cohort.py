@@ -20,39 +20,28 @@ and phase and moves O(actors · d).
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
-from urllib.parse import quote
 
 import ray
 
-from dpray.platform import local_ray
-from dpray.platform.cohort.actors import PoolShard, SiteShard, start_host
-from dpray.platform.cohort.client import ClientTask, Records, Site, Stack, refuse_larger
-from dpray.platform.cohort.dispatch import Dispatch
+from dpray.platform.cohort.client import ClientTask, Records, Site, refuse_larger
 from dpray.platform.cohort.errors import CohortError
 from dpray.platform.cohort.handle import CohortHandle
-from dpray.platform.cohort.host import HostSpec, marker_path
-from dpray.platform.cohort.layout import (
-    CPU,
-    balanced,
-    checked_clients,
-    checked_resources,
-    checked_search,
-    whole,
-)
+from dpray.platform.cohort.host import HostSpec
+from dpray.platform.cohort.layout import checked_clients, checked_resources, checked_search, whole
 from dpray.platform.cohort.lineage import Shown, anchor
 from dpray.platform.cohort.local_steps import NoisedQuery
 from dpray.platform.cohort.masked.parameters import parameters
 from dpray.platform.cohort.masked_sums import MaskedSum
 from dpray.platform.cohort.queries import Query, Terms, Votes
-from dpray.platform.cohort.request import Ready, Refusal, Request, noise_of
+from dpray.platform.cohort.request import Ready, Request, noise_of
 from dpray.platform.cohort.secure_sum import Masked, Trusted, named
-from dpray.platform.cohort.sums import ClientSum, Members, central, shared, winner
+from dpray.platform.cohort.starting import Running, check_shape, pool_specs, site_specs, started
+from dpray.platform.cohort.sums import ClientSum, central, shared, winner
 from dpray.platform.privacy.budget import Budget
 from dpray.platform.privacy.ledger import Attempt, Head, Ledger, ReleaseLost, Standing
 from dpray.platform.privacy.mechanisms import Mechanism, Regime, VoteWinner
@@ -78,7 +67,7 @@ class Cohort:
         cap: each client's own lifetime budget, counted at its site per release at the μ² of one record. The smallest
             one ever given for a journal holds: see `journal`.
         timeout: seconds to wait for a host's answer to one call, on top of the longest that user code can take; of one
-            whose node is dead for Ray, at most half a minute (see `dispatch`).
+            whose node is dead for Ray, at most half a minute (see `dispatch`); of a new one, at least a minute.
         limit: seconds one call of user code may take before its process is ended (see `confine`); None: timeout/8.
         secure_sum: for regime `distributed`. `trusted`: the server adds up the hosts' messages itself, a simulation;
             `masked`, or `Masked(degree=…)`: SecAgg+ between clients; a pool's hosts run it for each of theirs.
@@ -120,19 +109,19 @@ class Cohort:
             parameters(len(self.clients), self.quorum, colluders, self._sum.degree)
         if not timeout > 0 or not (limit is None or limit > 0):
             raise CohortError("timeout and limit are numbers of seconds above zero.")
-        self._actors = actors if actors == "auto" else whole("actors", actors)
+        self._actors = None if actors == "auto" else whole("actors", actors)
         self._pool = {client: shard for client, shard in shards.items() if isinstance(shard, Records)}
         self._sites = {client: shard for client, shard in shards.items() if isinstance(shard, Site)}
         self._task, self._noise, self._cap = task, noise or NoiseSource(), cap
         for shard in self._pool.values():
-            self._check_shape(shard.x.shape[1:])
+            check_shape(task, shard.x.shape[1:])
             break  # all have one
         self._timeout, self._limit = timeout, timeout / 8 if limit is None else limit
         given = Path(state_dir)
         self._folder = given if given.parts[:1] == ("~",) else given.expanduser().absolute()
         self.sites = bool(self._sites)
         self.terms = Terms(task.dimension, task.relative_error, len(self.clients), sum(self.counts.values()))
-        self._running: _Running | None = None
+        self._running: Running | None = None
         self._shown = Shown()
         if self.sites and ray.is_initialized():
             checked_resources(self._sites, self.quorum)
@@ -231,7 +220,7 @@ class Cohort:
 
     def _asked(
         self, attempt: Attempt, query: Query, mechanism: Mechanism | VoteWinner, regime: Regime
-    ) -> tuple[_Running, Request]:
+    ) -> tuple[Running, Request]:
         """What clients are asked, after everything that is refused before anybody is."""
         query.check(mechanism, self.terms)
         if isinstance(query, NoisedQuery):
@@ -337,7 +326,7 @@ class Cohort:
         copy = object.__new__(Cohort)
         copy.__dict__.update(self.__dict__)
         copy._pool, copy._sites, copy._shown = {}, {}, Shown()
-        copy._running = _Running(running.dispatch, running.members, [], [])
+        copy._running = Running(running.dispatch, running.members)
         return copy
 
     def start(self) -> None:
@@ -349,32 +338,22 @@ class Cohort:
             CohortError: hosts cannot be placed, cannot load their records, or hold records of different shapes, or of
                 one that the task does not take.
         """
-        if self._running is not None:
-            return
-        if not ray.is_initialized():
-            local_ray.join_or_start()
-        name = f"dpray-cohort-{secrets.token_hex(8)}"
-        specs = self._site_specs(name) if self.sites else self._pool_specs(name)
-        needs = tuple(dict(site.resources) for site in self._sites.values()) or ({CPU: 1.0},) * len(specs)
-        handles = [start_host(spec, namespace=name, needs=need) for spec, need in zip(specs, needs, strict=True)]
-        sizes = tuple(len(spec.clients) for spec in specs)
-        dispatch = Dispatch(name, tuple(spec.name for spec in specs), self._timeout, sizes, self._limit, needs)
-        dispatch.adopt(handles)
-        members = Members(tuple(spec.clients for spec in specs), self.counts, self.quorum)
-        self._running = _Running(dispatch, members, handles, specs)
-        try:
-            self._check_ready(self._running)
-        except BaseException:
-            self.close()
-            raise
+        if self._running is None:
+            self._running = started(
+                self._specs(),
+                [dict(site.resources) for site in self._sites.values()],
+                self.counts,
+                self._task,
+                quorum=self.quorum,
+                timeout=self._timeout,
+                limit=self._limit,
+            )
 
     def close(self) -> None:
         """End the actors. Journals stay."""
         running, self._running = self._running, None
         if running is not None and ray.is_initialized():
-            for handle, spec in zip(running.handles, running.specs, strict=True):
-                ray.kill(handle)
-                marker_path(spec).unlink(missing_ok=True)  # here, if the host was: its end was no crash
+            running.close()
 
     def processes(self) -> dict[int, tuple[str, ...]]:
         """Clients by the process that hosts them now."""
@@ -389,59 +368,18 @@ class Cohort:
         running = self._started()
         return running.dispatch.call(method, dict.fromkeys(range(len(running.members.hosts)), arguments))
 
-    def _started(self) -> _Running:
+    def _started(self) -> Running:
         self.start()
         if self._running is None:  # pragma: no cover - `start` sets it or raises
             raise CohortError("The cohort is not running.")
         return self._running
 
-    def _check_ready(self, running: _Running) -> None:
-        answers = running.dispatch.call("ready", dict.fromkeys(range(len(running.handles)), ()))
-        for answer in answers.values():
-            if isinstance(answer, Refusal):
-                raise CohortError(answer.sentence)
-        up = running.members.of(answers)
-        if len(up) < self.quorum:
-            raise CohortError(
-                f"{len(up)} of {len(self.clients)} clients have come up in time, fewer than the quorum of "
-                f"{self.quorum}. A pool host takes one free CPU of the Ray cluster, a site's host the site's resources."
-            )
-        shapes = {answer.features for answer in answers.values() if isinstance(answer, Ready)}
-        if len(shapes) > 1:
-            raise CohortError("The sites' records have different numbers of features: one task needs one schema.")
-        for shape in shapes:
-            self._check_shape(shape)
-
-    def _check_shape(self, shape: tuple[int, ...]) -> None:
-        try:
-            self._task.check_records(shape)
-        except ValueError as error:
-            raise CohortError(str(error)) from None
-
-    def _pool_specs(self, name: str) -> list[HostSpec]:
-        cpus = int(ray.cluster_resources().get("CPU", 1)) if self._actors == "auto" else int(self._actors)
-        specs = []
-        for index, clients in enumerate(balanced(self.counts, cpus)):
-            stack = Stack.of(self._pool[client] for client in clients)
-            shard = PoolShard(ray.put(stack.x), ray.put(stack.y), stack.offsets)
-            specs.append(self._spec(f"{name}-{index}", clients, shard, self._folder))
-        return specs
-
-    def _site_specs(self, name: str) -> list[HostSpec]:
-        checked_resources(self._sites, self.quorum)
-        specs = []
-        for index, (client, site) in enumerate(self._sites.items()):
-            shard = SiteShard(site.load, site.records)
-            specs.append(self._spec(f"{name}-{index}", (client,), shard, self._folder / quote(client, safe="")))
-        return specs
-
-    def _spec(self, name: str, clients: tuple[str, ...], shard: PoolShard | SiteShard, folder: Path) -> HostSpec:
-        return HostSpec(
-            name=name,
-            clients=clients,
+    def _specs(self) -> Callable[[str], list[HostSpec]]:
+        """What its hosts are made of, by the name that the cohort is started under."""
+        masked = self._sum if isinstance(self._sum, Masked) else None
+        make = partial(
+            HostSpec,
             task=self._task,
-            load=shard,
-            folder=str(folder),
             terms=self.terms,
             quorum=self.quorum,
             n_min=self.n_min,
@@ -449,15 +387,10 @@ class Cohort:
             cap=self._cap,
             limit=self._limit,
             site=self.sites,
-            masked=self._sum if isinstance(self._sum, Masked) else None,
-            everyone=self.clients if isinstance(self._sum, Masked) else (),
+            masked=masked,
+            everyone=() if masked is None else self.clients,
             colluders=self._colluders,
         )
-
-
-@dataclass(frozen=True)
-class _Running:
-    dispatch: Dispatch
-    members: Members
-    handles: list[Any]
-    specs: list[HostSpec]
+        if self.sites:
+            return site_specs(make, self._sites, self.quorum, self._folder)
+        return pool_specs(make, self._pool, self._actors, self._folder)

@@ -7,7 +7,8 @@
 | no answer within the time limit        | dropout; later it must answer a ping first, within `GRACE` seconds    |
 | user code is slow, or kills the host   | waited for: the time limit is beyond the slowest it can be            |
 | the node is lost, nowhere to rebuild   | waited for `REPLACED` seconds after Ray has noticed; then a dropout   |
-| records cannot be loaded again         | dropout                                                               |
+| records cannot be loaded again, or     | dropout                                                               |
+| have another shape than all others'    |                                                                       |
 | a guard refuses                        | `ClientsRefused`, with its sentence                                   |
 
 A repeated call is safe because nothing is seen before the journal has it. Who drops out must not depend on data, so
@@ -72,6 +73,7 @@ class Dispatch:
         clients: number of clients of each host.
         limit: seconds that one call of user code may take.
         needs: resources of each host's actor.
+        shape: of a record at every host; one that comes up later with others is a dropout. None: not known yet.
     """
 
     namespace: str
@@ -80,6 +82,7 @@ class Dispatch:
     clients: tuple[int, ...]
     limit: float
     needs: tuple[Mapping[str, float], ...]
+    shape: tuple[int, ...] | None = None
     _handles: dict[int, Any] = field(default_factory=dict, repr=False)
     _absent: set[int] = field(default_factory=set)
 
@@ -91,7 +94,13 @@ class Dispatch:
         self._handles = dict(enumerate(handles))
 
     def call(
-        self, method: str, arguments: Mapping[int, tuple[Any, ...]], *, patient: bool = False, candidates: int = 0
+        self,
+        method: str,
+        arguments: Mapping[int, tuple[Any, ...]],
+        *,
+        patient: bool = False,
+        candidates: int = 0,
+        least: float = 0.0,
     ) -> dict[int, Any]:
         """Call `method` on the hosts of `arguments`; answers by host, dropouts left out.
 
@@ -99,10 +108,11 @@ class Dispatch:
             patient: wait for a living host without limit (rehearsals: user code has a limit of its own); the limit is
                 then for a dead one to come back.
             candidates: that a rehearsal asks for; each may kill its host as often as user code can.
+            least: seconds that an answer is waited for at least, whatever the time limit.
         """
         answers: dict[int, Any] = {}
         attempts = dict.fromkeys(arguments, 0)
-        pending = self._asked(method, arguments, patient)
+        pending = self._asked(method, arguments, patient, least)
         while pending:
             ready = self._next(pending)
             if not ready:
@@ -121,7 +131,7 @@ class Dispatch:
                     continue
                 if not state.ping:
                     answers[state.host] = answer
-                elif isinstance(answer, Refusal):
+                elif isinstance(answer, Refusal) or self.shape not in (None, answer.shape):
                     self._absent.add(state.host)
                 else:
                     back = state.host in self._absent
@@ -136,13 +146,15 @@ class Dispatch:
                 del answers[host]
         return answers
 
-    def _asked(self, method: str, arguments: Mapping[int, tuple[Any, ...]], patient: bool) -> dict[Any, _Pending]:
+    def _asked(
+        self, method: str, arguments: Mapping[int, tuple[Any, ...]], patient: bool, least: float
+    ) -> dict[Any, _Pending]:
         """The calls; pings instead to hosts that had dropped out, and nothing to those that have no node still."""
         pending, now = dict[Any, _Pending](), time.monotonic()
         nowhere = set[int]() if self._absent.isdisjoint(arguments) else self._without_node()
         for host in arguments:
             if host not in self._absent:
-                deadline = None if patient else now + self._time(method, host)
+                deadline = None if patient else now + max(least, self._time(method, host))
                 self._submit(pending, host, (method, arguments[host]), deadline)
             elif host not in nowhere or not self._pinned(host):
                 self._submit(pending, host, None, now + min(GRACE, self.timeout))

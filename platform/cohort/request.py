@@ -58,10 +58,10 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Ready:
-    """A host that is up: its process, and the schema of its records."""
+    """A host that is up: its process, and the shape of a record."""
 
     process: int
-    features: tuple[int, ...]
+    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True)

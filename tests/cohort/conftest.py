@@ -8,11 +8,14 @@ import pytest
 
 from dpray.platform.cohort.client import ClientTask, Records, Stack
 from dpray.platform.cohort.host import Host, HostSpec, Request
+from dpray.platform.cohort.journal import SiteJournal
 from dpray.platform.cohort.queries import GradientSum, Terms
 from dpray.platform.privacy.budget import Budget, floor_quanta
 from dpray.platform.privacy.ledger import Head, Ledger, ReleaseKey
 from dpray.platform.privacy.mechanisms import ClippedSum, Regime, Unit
 from dpray.platform.privacy.noise import NoiseSource
+
+from .journals import ABC
 
 DIMENSION = 6
 CLIP = 1.5
@@ -169,3 +172,11 @@ def by_value(ray_local):
         if getattr(module, "__file__", None) and "/tests/cohort/" in str(module.__file__):
             cloudpickle.register_pickle_by_value(module)
     return ray_local
+
+
+@pytest.fixture
+def journal(tmp_path):
+    opened = SiteJournal(tmp_path / "site" / "journal.db")
+    opened.enrol(ABC)
+    yield opened
+    opened.close()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dpray.platform import confine
-from dpray.platform.cohort import Cohort, GradientSum, Site, dispatch
+from dpray.platform.cohort import Cohort, GradientSum, Records, Site, dispatch
 from dpray.platform.privacy.ledger import ReleaseLost
 from dpray.platform.privacy.mechanisms import Regime
 from dpray.platform.privacy.noise import NoiseSource
@@ -40,6 +40,12 @@ def build(by_value, tmp_path):
 def kill_hosts(cohort, number=1):
     for process in list(cohort.processes())[:number]:
         os.kill(process, signal.SIGKILL)
+
+
+def kill_hosts_of(cohort, client):
+    for process, clients in cohort.processes().items():
+        if client in clients:
+            os.kill(process, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("regime", [Regime.CENTRAL, Regime.DISTRIBUTED])
@@ -240,9 +246,40 @@ def test_slow_user_code_is_waited_for(build, attempt):
     """Who drops out does not depend on data: more slow clients than the timeout has room for are no dropouts."""
     shards = {name: records(index, label=4) for index, name in enumerate(shards_of(8))}
     mechanism = gradient_mechanism(8)
-    cohort = build(shards, RowSum(kills), actors=1, quorum=2, timeout=2.0, limit=1.5)
+    cohort = build(shards, RowSum(kills), actors=1, quorum=2, timeout=6.0, limit=1.5)
     result = cohort.sum(attempt(QUERY, mechanism), QUERY, mechanism, Regime.DISTRIBUTED)
     assert result.participants == tuple(shards)
+
+
+def slowly_loaded(seed):
+    time.sleep(3.0)
+    return records(seed)
+
+
+def test_a_new_host_is_waited_for_longer_than_an_answer(build):
+    sites = {name: Site(partial(slowly_loaded, seed), 5) for seed, name in enumerate(("one", "other"))}
+    assert len(build(sites, quorum=2, timeout=0.5).processes()) == 2
+
+
+def of_width(file, seed):
+    """Records as wide as the file says."""
+    wide = records(seed)
+    return Records(wide.x[:, : int(file.read_text())], wide.y)
+
+
+@pytest.mark.parametrize(("width", "there"), [(DIMENSION, True), (DIMENSION - 1, False)])
+def test_a_site_that_comes_back_with_records_of_another_shape_stays_a_dropout(build, attempt, tmp_path, width, there):
+    file = tmp_path / "width"
+    sites = {"here": Site(partial(records, 0), 5), "back": Site(partial(of_width, file, 1), 5)}
+    file.write_text(str(DIMENSION))
+    cohort = build(sites, quorum=1)
+    cohort.start()
+    file.write_text(str(width))
+    kill_hosts_of(cohort, "back")
+    mechanism = gradient_mechanism(2)
+    charged = attempt(QUERY, mechanism, trust="central (aggregator trusted, shares simulated)")
+    answered = cohort.sum(charged, QUERY, mechanism, Regime.DISTRIBUTED).participants
+    assert answered == (("here", "back") if there else ("here",))
 
 
 def test_a_host_that_does_not_answer_in_time_is_a_dropout(build, attempt, monkeypatch):

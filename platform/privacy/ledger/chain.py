@@ -60,6 +60,7 @@ def entry_digest(sequence: int, at: str, kind: str, body: str, previous: str) ->
 
 _COLUMNS = ("sequence", "at", "kind", "body", "previous", "digest")
 _LOCKED_HEAD = Prepared(select(schema.head.c.sequence, schema.head.c.digest).with_for_update(), "sequence", "digest")
+_HEAD = Prepared(select(schema.head.c.sequence, schema.head.c.digest), "sequence", "digest")
 _LAST = Prepared(
     select(schema.entries).where(
         schema.entries.c.sequence == select(func.max(schema.entries.c.sequence)).scalar_subquery()
@@ -72,7 +73,7 @@ _MOVE = Prepared(update(schema.head).values(sequence=bindparam("sequence"), dige
 
 def current_head(connection: Connection) -> Head:
     """The head row as this transaction sees it, unlocked."""
-    row = connection.execute(select(schema.head.c.sequence, schema.head.c.digest)).one_or_none()
+    row = _HEAD.one(connection, {})
     if row is None:
         raise LedgerTampered(
             "The ledger's head row is gone. Run `dpray ledger verify` and restore a copy that verifies."
