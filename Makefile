@@ -61,16 +61,16 @@ format: $(STAMP)  ## rewrite the code the way `make lint` wants it
 	$(BIN)/ruff format $(CHECKED)
 
 pytest: $(STAMP)
-	$(BIN)/python -m pytest -m "not slow" -n 3 --dist loadfile --cov=platform/privacy --cov-branch --cov-report=term:skip-covered --cov-fail-under=95 $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not slow" -n 3 --dist loadfile --no-loadscope-reorder --cov=platform/privacy --cov-branch --cov-report=term:skip-covered --cov-fail-under=95 $(PYTEST_ARGS)
 
 slow-test: $(STAMP)  ## the long runs (about half an hour on two cores)
 	$(BIN)/python -m pytest -m slow --timeout=1800 --ignore=tests/cluster --ignore=tests/faults $(PYTEST_ARGS)
 
-cluster-test: $(STAMP)  ## three hosts in network namespaces, by hand and by `ray up` (as root, Linux; half an hour)
+cluster-test: $(STAMP)  ## three hosts in network namespaces, by hand and by `ray up` (as root, Linux; a quarter of an hour)
 	@rc=0; $(BIN)/python -m pytest tests/cluster --ignore=tests/cluster/test_ray_up.py --timeout=1800 $(PYTEST_ARGS) || rc=1; \
 	$(BIN)/python -m pytest tests/cluster/test_ray_up.py --timeout=1800 $(PYTEST_ARGS) || rc=1; exit $$rc
 
-fault-test: $(STAMP)  ## kill, stop, starve and cut off runs while they are watched from outside (about 40 minutes)
+fault-test: $(STAMP)  ## kill, stop, starve and cut off runs while they are watched from outside (about a quarter of an hour)
 	$(BIN)/python -m pytest -m slow -s --timeout=3600 tests/faults $(PYTEST_ARGS)
 
 benchmark: $(STAMP)  ## rounds per second against a plain NumPy loop, and the ledger's share

@@ -224,7 +224,7 @@ def test_a_client_whose_code_kills_or_hangs_its_process_is_no_dropout(build, att
     assert cohort.evaluate(SEARCH, 0, {"target": 0.0}) == 4
 
 
-@pytest.mark.parametrize("dying", [1, 3, 4])
+@pytest.mark.parametrize("dying", [1, pytest.param(3, marks=pytest.mark.slow), 4])
 def test_clients_that_kill_their_process_silence_nobody_else(build, attempt, dying):
     """However many die, the others' messages are in the sum, and nobody drops out."""
     healthy = shards_of(4)

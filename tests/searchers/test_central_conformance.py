@@ -173,7 +173,7 @@ class Deadly(Bowl):
         return super().losses(model)
 
 
-@pytest.mark.parametrize("per_trial", [1, 4])
+@pytest.mark.parametrize("per_trial", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_record_that_kills_or_hangs_its_process_shows_in_the_noised_gradient_only(tmp_path, ray_local, per_trial):
     seen = []
     for killer in (False, True):

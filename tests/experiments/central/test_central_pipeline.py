@@ -150,6 +150,7 @@ def test_a_second_run_finds_the_budget_spent(whole):
     assert not whole.workspace.path("second").exists()
 
 
+@pytest.mark.slow  # `test_pipeline` kills a run in every `make test`
 def test_killed_within_iterations_it_ends_with_the_planned_spend_and_the_same_path(
     whole, make_workspace, tmp_path, small
 ):
@@ -300,6 +301,7 @@ def test_an_iteration_that_cannot_be_evaluated_stops_the_run_and_does_not_end_it
     assert len(done.path) == T + 1
 
 
+@pytest.mark.slow
 def test_a_curator_that_dies_more_often_than_tune_has_samples_to_spare_stops_nothing(carry_out, tmp_path, monkeypatch):
     """Killed with all losses of a step, in three steps of six: twelve evaluations more, and six are planned for."""
     usable, struck = CentralSearch.usable, set()
