@@ -123,7 +123,7 @@ def watch_ray():
 
     from dpray.platform.cohort import Cohort
 
-    init, shutdown, pool = ray.init, ray.shutdown, Cohort._pool_specs
+    init, shutdown, specs_of = ray.init, ray.shutdown, Cohort._specs
     spilled, pages, kept = [], [], []
 
     def watched_init(**options):
@@ -132,14 +132,19 @@ def watch_ray():
         pages.append(f"http://{context.dashboard_url}")
         return context
 
-    def pressed(self, name):
-        specs = pool(self, name)
-        kept.extend(ray.put(np.full(2**22, float(number))) for number in range(4))
-        first = next(iter(self._pool.values())).x[0].tobytes()
-        (VAULT / "spilled.json").write_text(json.dumps({
-            "mode": spilled[0].stat().st_mode & 0o777,
-            "records": any(first in path.read_bytes() for path in spilled[0].rglob("*") if path.is_file()),
-        }))
+    def pressed(self):
+        make = specs_of(self)
+
+        def specs(name):
+            made = make(name)
+            kept.extend(ray.put(np.full(2**22, float(number))) for number in range(4))
+            first = next(iter(self._pool.values())).x[0].tobytes()
+            (VAULT / "spilled.json").write_text(json.dumps({
+                "mode": spilled[0].stat().st_mode & 0o777,
+                "records": any(first in path.read_bytes() for path in spilled[0].rglob("*") if path.is_file()),
+            }))
+            return made
+
         return specs
 
     def told():
@@ -150,7 +155,7 @@ def watch_ray():
                 (STATE / f"{name}.json").write_text(json.dumps([vars(row) for row in rows], default=str))
         shutdown()
 
-    ray.init, ray.shutdown, Cohort._pool_specs = watched_init, told, pressed
+    ray.init, ray.shutdown, Cohort._specs = watched_init, told, pressed
 
 
 if __name__ == "__main__":
