@@ -59,14 +59,16 @@ class Size:
     few: tuple[int, int] = (100, 500)
     many: tuple[int, int] = (1000, 50)
     rounds: int = 5
+    flower_rounds: int = 20  # its rounds differ by half, so that the median of a few says little
     wanted: int = 3
     cycles: int = 6
     patience: float = 0.0
     limit: float = 60.0
+    flower_limit: float = 150.0
 
 
 FULL = Size()
-QUICK = Size(200, 8, 5, (6, 20), (12, 5), rounds=2, wanted=1, cycles=1)
+QUICK = Size(200, 8, 5, (6, 20), (12, 5), rounds=2, flower_rounds=2, wanted=1, cycles=1)
 
 
 @dataclass(frozen=True)
@@ -93,12 +95,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked = _parser().parse_args(arguments)
     size = replace(QUICK if asked.quick else FULL, patience=asked.patience, limit=asked.limit)
     peers, lines = Peers(asked.opacus, asked.pfl, asked.flower), list[str]()
+    longer = replace(size, rounds=size.flower_rounds, limit=size.flower_limit)
     measured: dict[str, Callable[[], list[str]]] = {
         "head": partial(_head, size),
         "cnn": partial(_cnn, size, peers),
         "round": partial(_rounds, size, size.few, Peer(PFL, 3, "pfl", _pfl(peers, size.few))),
         "many": partial(_rounds, size, size.many, Peer(PFL, 15, "pfl", _pfl(peers, size.many))),
-        "flower": partial(_rounds, size, size.few, Peer(FLOWER, 150, "flower", _flower(peers, size.few))),
+        "flower": partial(_rounds, longer, size.few, Peer(FLOWER, 150, "flower", _flower(peers, size.few))),
     }
     for part in asked.only or PARTS:
         found = [*measured[part](), ""]
